@@ -1,0 +1,243 @@
+"""The environment contract. Whoever brings a simulator reads this file first.
+
+Shapes: N environments, A action numbers. Everything per step is [N, ...] on `env.device`.
+Index rule: what `step` returns belongs to the transition that left the observation it was given the action for;
+only `Step.obs` already belongs to the next one.
+"""
+
+from __future__ import annotations
+
+import abc
+import enum
+from dataclasses import dataclass, field
+from typing import Any, Dict, FrozenSet, Optional, Sequence, Tuple, Union
+
+import torch
+from torch import Tensor
+
+from rl_stagger.errors import CapabilityError
+
+Obs = Dict[str, Tensor]
+"""Observation group -> [N, ...]. "policy" is always there; "critic" where the critic sees something else."""
+
+Bound = Union[float, Sequence[float], None]
+
+
+@dataclass(frozen=True)
+class Box:
+    """`size` real numbers. Bounds are a number for all, one number each, or None (unbounded on that side)."""
+
+    size: int
+    low: Bound = None
+    high: Bound = None
+
+    def __post_init__(self) -> None:
+        if self.size < 1:
+            raise ValueError(f"Box.size={self.size}: an action needs at least one number")
+        for name, bound in (("low", self.low), ("high", self.high)):
+            if isinstance(bound, (list, tuple)) and len(bound) != self.size:
+                raise ValueError(f"Box.{name} has {len(bound)} numbers, size is {self.size}")
+
+    @property
+    def bounded(self) -> bool:
+        """True when both sides have finite bounds."""
+        return self.low is not None and self.high is not None
+
+    def bounds(self, device: Union[torch.device, str]) -> Tuple[Tensor, Tensor]:
+        """(low, high), each [A] float32; -inf and +inf where unbounded."""
+        low = _bound_tensor(self.low, -float("inf"), self.size, device)
+        high = _bound_tensor(self.high, float("inf"), self.size, device)
+        return low, high
+
+
+@dataclass(frozen=True)
+class Discrete:
+    """One of `n` choices; actions are [N] int64."""
+
+    n: int
+
+    def __post_init__(self) -> None:
+        if self.n < 2:
+            raise ValueError(f"Discrete.n={self.n}: a choice needs at least two options")
+
+
+ActionSpec = Union[Box, Discrete]
+
+
+@dataclass(frozen=True)
+class EnvSpec:
+    """What a policy must know before the first step."""
+
+    obs_shapes: Dict[str, Tuple[int, ...]]
+    """Group -> shape of one environment's observation. "policy" always, "critic" where it differs."""
+    action: ActionSpec
+    horizon_steps: Optional[int]
+    """H, the time limit in env steps; None = no time limit."""
+
+    def __post_init__(self) -> None:
+        if "policy" not in self.obs_shapes:
+            raise ValueError(f"EnvSpec.obs_shapes has groups {sorted(self.obs_shapes)}; the group 'policy' is required")
+        horizon = self.horizon_steps
+        if horizon is not None and (not isinstance(horizon, int) or horizon < 1):
+            raise ValueError(
+                f"EnvSpec.horizon_steps={horizon}: a whole number of at least 1, or None for no time limit"
+            )
+
+
+@dataclass
+class Step:
+    """What one step of all N environments returned. No tensor here is written again by the environment."""
+
+    obs: Obs
+    """[N, ...], of the next state; after the reset where one happened."""
+    reward: Tensor
+    """[N] float32."""
+    terminated: Tensor
+    """[N] bool: the MDP ended (fell, failed, succeeded); no future value."""
+    truncated: Tensor
+    """[N] bool: cut off by the time limit or a reset rule; the last state's value counts."""
+    final_obs: Optional[Obs]
+    """[N, ...], the state in which the episode ended, before the reset; rows valid where done. None: not to be had."""
+    valid: Tensor
+    """[N] bool; False = a dummy or frozen step, which enters nothing."""
+    info: Dict[str, Any] = field(default_factory=dict)
+    """"log": name -> scalar or [N] tensor (NaN = no event in this row). "success": [N] bool, read where done, if the
+    task knows it. "cut": [N] bool, episodes that a reset rule ended early (counted as partial)."""
+
+    @property
+    def done(self) -> Tensor:
+        """[N] bool, terminated or truncated."""
+        return self.terminated | self.truncated
+
+
+class Capability(enum.Enum):
+    """What a simulator can do beyond stepping. A reset rule that needs more is refused at start."""
+
+    PARTIAL_RESET = "partial_reset"
+    """`reset(env_mask)` resets the masked rows and leaves the others untouched."""
+    MANUAL_RESET = "manual_reset"
+    """`set_manual_reset(True)`: done environments stay as they are until `reset(env_mask)`."""
+    SET_CLOCK = "set_clock"
+    """`set_elapsed_steps`."""
+    SET_STATE = "set_state"
+    """`get_state` and `set_state`, physics and clock."""
+    FINAL_OBS = "final_obs"
+    """`Step.final_obs` is given."""
+    EXACT_RESUME = "exact_resume"
+    """`state_dict` holds all that the next step depends on, random numbers included."""
+    RENDER = "render"
+    """`render`."""
+
+
+class VecEnv(abc.ABC):
+    """N environments stepped as one. Subclasses set the four attributes and write `reset`, `step`, `elapsed_steps`."""
+
+    num_envs: int
+    device: torch.device
+    spec: EnvSpec
+    capabilities: FrozenSet[Capability] = frozenset()
+
+    @property
+    @abc.abstractmethod
+    def elapsed_steps(self) -> Tensor:
+        """[N] int64, steps on each episode's clock (what the time limit looks at); a clone."""
+
+    @property
+    def phase_steps(self) -> Tensor:
+        """[N] int64, how far the state really is in its episode; a clone.
+
+        Differs from `elapsed_steps` only where somebody wrote the clock without moving the state.
+        """
+        return self.elapsed_steps
+
+    @abc.abstractmethod
+    def reset(self, env_mask: Optional[Tensor] = None) -> Obs:
+        """Start new episodes where `env_mask` ([N] bool; None = everywhere). Returns all N observations."""
+
+    @abc.abstractmethod
+    def step(self, action: Tensor) -> Step:
+        """One step of all environments. `action` is [N, A] float32 (Box) or [N] int64 (Discrete).
+
+        Environments that are done are reset in the same step, unless manual resets were asked for.
+        """
+
+    def set_manual_reset(self, manual: bool) -> None:
+        """Ask that done environments wait for `reset(env_mask)`. Raises CapabilityError where that cannot be had."""
+        if manual:
+            raise self.lacks(Capability.MANUAL_RESET)
+
+    def set_elapsed_steps(self, steps: Tensor, env_mask: Optional[Tensor] = None) -> None:
+        """Write the masked rows' clocks from `steps` ([N] int64). The state does not move."""
+        raise self.lacks(Capability.SET_CLOCK)
+
+    def get_state(self, env_mask: Optional[Tensor] = None) -> Dict[str, Tensor]:
+        """Name -> [N, ...] clones of physics and clock; rows outside the mask are unspecified."""
+        raise self.lacks(Capability.SET_STATE)
+
+    def set_state(self, state: Dict[str, Tensor], env_mask: Optional[Tensor] = None) -> Obs:
+        """Write the masked rows from `state` (as `get_state` gave it). Returns all N observations."""
+        raise self.lacks(Capability.SET_STATE)
+
+    def seed(self, seed: int) -> None:
+        """Re-seed what the environment draws from."""
+
+    def set_evaluation(self, evaluating: bool) -> None:
+        """Freeze curricula at the difficulty they have; the default has none to freeze."""
+
+    def render(self, env_index: int = 0) -> Any:
+        """One picture of one environment, [height, width, 3] uint8 on the CPU."""
+        raise self.lacks(Capability.RENDER)
+
+    def state_dict(self) -> Dict[str, Any]:
+        """What can be saved: tensors, numbers, strings, lists and dicts of them. Empty where nothing can be read."""
+        return {}
+
+    def load_state_dict(self, state: Dict[str, Any]) -> None:
+        """Continue from `state_dict`'s value."""
+
+    def close(self) -> None:
+        """Free the simulator."""
+
+    def lacks(self, capability: Capability) -> CapabilityError:
+        """The error for a missing capability, naming those that there are."""
+        has = ", ".join(sorted(c.value for c in self.capabilities)) or "none"
+        return CapabilityError(f"{type(self).__name__} cannot do '{capability.value}'. Its capabilities: {has}")
+
+
+def check_mask(env_mask: Optional[Tensor], num_envs: int, device: torch.device) -> Tensor:
+    """`env_mask` itself, or all True for None. Raises on anything but [N] bool: integers would index rows instead."""
+    if env_mask is None:
+        return torch.ones(num_envs, dtype=torch.bool, device=device)
+    if not isinstance(env_mask, Tensor) or env_mask.dtype != torch.bool:
+        kind = env_mask.dtype if isinstance(env_mask, Tensor) else type(env_mask).__name__
+        raise TypeError(f"env_mask must be a bool tensor [N], got {kind}; for indices: mask[indices] = True")
+    if tuple(env_mask.shape) != (num_envs,):
+        raise ValueError(f"env_mask has shape {tuple(env_mask.shape)}, expected ({num_envs},)")
+    return env_mask
+
+
+def check_action(action: Tensor, spec: ActionSpec, num_envs: int) -> Tensor:
+    """`action` if it has the shape and dtype that `spec` asks for; otherwise an error that says both."""
+    if isinstance(spec, Discrete):
+        if tuple(action.shape) != (num_envs,) or action.dtype != torch.int64:
+            raise ValueError(f"action is {tuple(action.shape)} {action.dtype}, expected ({num_envs},) torch.int64")
+    elif tuple(action.shape) != (num_envs, spec.size) or not action.is_floating_point():
+        raise ValueError(f"action is {tuple(action.shape)} {action.dtype}, expected ({num_envs}, {spec.size}) float")
+    return action
+
+
+def expand_mask(mask: Tensor, like: Tensor) -> Tensor:
+    """[N] bool -> [N, 1, ...], ready to broadcast against `like` [N, ...]."""
+    return mask.reshape(mask.shape + (1,) * (like.dim() - mask.dim()))
+
+
+def where_rows(mask: Tensor, chosen: Dict[str, Tensor], other: Dict[str, Tensor]) -> Dict[str, Tensor]:
+    """`chosen` in the rows of `mask` [N], `other` elsewhere, name by name; never data-dependent."""
+    return {name: torch.where(expand_mask(mask, other[name]), chosen[name], other[name]) for name in other}
+
+
+def _bound_tensor(bound: Bound, default: float, size: int, device: Union[torch.device, str]) -> Tensor:
+    if bound is None:
+        bound = default
+    values = [float(x) for x in bound] if isinstance(bound, (list, tuple)) else [float(bound)] * size  # type: ignore[arg-type]
+    return torch.tensor(values, dtype=torch.float32, device=device)
