@@ -1,0 +1,83 @@
+"""Returns and advantages. Pure functions of [K, N] tensors: K steps, N environments."""
+
+from __future__ import annotations
+
+from typing import Tuple
+
+import torch
+from torch import Tensor
+
+
+def gae(
+    reward: Tensor,
+    value: Tensor,
+    next_value: Tensor,
+    terminated: Tensor,
+    truncated: Tensor,
+    gamma: float,
+    lam: float,
+) -> Tensor:
+    """Generalized advantage estimation (Schulman et al. 2015, arXiv 1506.02438), exact at time limits.
+
+    All tensors are [K, N]; index t is the transition out of obs[t].
+    `value[t]` = V(obs[t]). `next_value[t]` = V of the state after t: of the final observation where truncated, else of
+    obs[t + 1]; it is ignored where terminated (terminated wins where both flags are set).
+    Returns advantages [K, N]; add `value` for the targets. The recursion is cut at every done:
+
+        delta_t = r_t + gamma * (1 - terminated_t) * next_value_t - value_t
+        A_t     = delta_t + gamma * lam * (1 - done_t) * A_{t+1}
+    """
+    delta = reward + gamma * torch.where(terminated, torch.zeros_like(next_value), next_value) - value
+    carry = gamma * lam * (~(terminated | truncated)).to(delta.dtype)
+    advantage = torch.empty_like(delta)
+    running = torch.zeros_like(delta[0])
+    for t in range(delta.shape[0] - 1, -1, -1):
+        running = torch.addcmul(delta[t], carry[t], running)
+        advantage[t] = running
+    return advantage
+
+
+def masked_gae(
+    reward: Tensor,
+    value: Tensor,
+    next_value: Tensor,
+    terminated: Tensor,
+    truncated: Tensor,
+    valid: Tensor,
+    gamma: float,
+    lam: float,
+) -> Tensor:
+    """`gae` over batches with frozen or dummy steps (`valid` [K, N] bool): advantage 0 there, and nothing crosses them.
+
+    What stands in an invalid row (even NaN) has no influence.
+    """
+    zero = torch.zeros_like(reward)
+    advantage = gae(
+        torch.where(valid, reward, zero),
+        torch.where(valid, value, zero),
+        torch.where(valid, next_value, zero),
+        terminated | ~valid,
+        truncated,
+        gamma,
+        lam,
+    )
+    return torch.where(valid, advantage, zero)
+
+
+def masked_mean(x: Tensor, valid: Tensor) -> Tensor:
+    """Mean of `x` over the rows where `valid`; 0 where there is none. Same shapes; scalar out."""
+    kept = torch.where(valid, x, torch.zeros_like(x))
+    return kept.sum() / valid.sum().clamp(min=1)
+
+
+def masked_moments(x: Tensor, valid: Tensor) -> Tuple[Tensor, Tensor]:
+    """(mean, population variance) of `x` over the rows where `valid`; scalars."""
+    mean = masked_mean(x, valid)
+    return mean, masked_mean((x - mean).square(), valid)
+
+
+def explained_variance(prediction: Tensor, target: Tensor, valid: Tensor) -> Tensor:
+    """1 - Var(target - prediction) / Var(target) over valid rows; NaN where the target does not vary."""
+    _, residual = masked_moments(target - prediction, valid)
+    _, total = masked_moments(target, valid)
+    return torch.where(total > 0, 1.0 - residual / total, torch.full_like(total, float("nan")))

@@ -1,0 +1,235 @@
+"""The command `rl-stagger <subcommand> ...`; scripts/*.py call the same functions."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from pathlib import Path
+from typing import Any, Callable, Dict, List, Optional, Sequence
+
+from rl_stagger.config import (
+    Config,
+    build_config,
+    config_dir,
+    explain_overrides,
+    from_tree,
+    rewrite_overrides,
+)
+from rl_stagger.errors import CapabilityError, CheckpointError, ConfigError, NonFiniteError, nearest
+
+EXIT_OK, EXIT_FAILED, EXIT_USAGE, EXIT_NON_FINITE, EXIT_INTERRUPTED = 0, 1, 2, 3, 75
+"""75: stopped by a signal after saving; run again with resume=latest to go on."""
+
+USAGE = """usage: rl-stagger <command> [key=value ...]
+
+  train     train a policy          rl-stagger train task=skill_chain reset=staggered
+            -m sweeps over lists    rl-stagger train -m seed=0,1,2 reset=synchronous,staggered
+  evaluate  judge a trained policy  rl-stagger evaluate run=runs/... episodes=256
+
+`rl-stagger train --help` lists all settings; `--version` prints the version.
+Exit codes: 0 done, 1 failed, 2 a setting cannot work, 3 data or gradients not finite, 75 stopped by a signal and saved.
+"""
+
+
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    """Run a subcommand; returns the exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    commands: Dict[str, Callable[[List[str]], int]] = {"train": train, "evaluate": evaluate}
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(USAGE, end="")
+        return EXIT_OK if arguments else EXIT_USAGE
+    if arguments[0] == "--version":
+        import rl_stagger
+
+        print(f"rl_stagger {rl_stagger.__version__}")
+        return EXIT_OK
+    if arguments[0] not in commands:
+        return _complain(f"there is no command '{arguments[0]}'; {nearest(arguments[0], commands)}", EXIT_USAGE)
+    return _guarded(lambda: commands[arguments[0]](arguments[1:]))
+
+
+# -- train ----------------------------------------------------------------------------------------------------------
+def train(arguments: List[str]) -> int:
+    """Compose the configuration with Hydra and train; -m sweeps."""
+    import hydra
+    from hydra.core.hydra_config import HydraConfig
+    from omegaconf import DictConfig, OmegaConf
+
+    overrides = rewrite_overrides([a for a in arguments if not a.startswith("-")])
+    flags = [a for a in arguments if a.startswith("-")]
+    if overrides and not any(flag in ("--help", "--hydra-help") for flag in flags):
+        _explain(overrides)
+    codes: List[int] = []
+
+    @hydra.main(config_path=str(config_dir()), config_name="config", version_base="1.3")
+    def job(composed: DictConfig) -> None:
+        job_overrides = list(HydraConfig.get().overrides.task)
+        sweep_dir = _sweep_job_dir(HydraConfig.get())
+        tree = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
+        assert isinstance(tree, dict)
+        code = _guarded(lambda: train_one({str(k): v for k, v in tree.items()}, job_overrides, sweep_dir), sweep_dir)
+        codes.append(code)
+        if sweep_dir is None or code == EXIT_INTERRUPTED:
+            sys.exit(code)
+
+    before = sys.argv
+    sys.argv = ["rl-stagger train", *flags, *overrides]
+    try:
+        job()
+    finally:
+        sys.argv = before
+    return max(codes, default=EXIT_OK)
+
+
+def train_one(tree: Dict[str, Any], overrides: Sequence[str], sweep_dir: Optional[Path]) -> int:
+    """Train once with a composed tree; `overrides` are those that the user gave."""
+    from rl_stagger.envs.registry import make_env
+    from rl_stagger.rng import seed_everything
+    from rl_stagger.runner import Runner
+
+    if sweep_dir is not None and tree["run_dir"] is None:
+        tree = {**tree, "run_dir": str(sweep_dir)}
+    config = _resumed(build_config(tree), overrides) if tree["resume"] is not None else build_config(tree)
+    config = dataclasses.replace(config, device=pick_device(config.device))
+    # Before the environment is built: simulators draw while they are made.
+    seed_everything(config.seed)
+    env = make_env(config.task.name, config.num_envs, config.device, config.seed, **config.task.settings)
+    try:
+        result = Runner(env, config).learn()
+    finally:
+        env.close()
+    _print_result(result.summary, result.run_dir)
+    return EXIT_OK if result.summary["status"] == "finished" else EXIT_INTERRUPTED
+
+
+def pick_device(device: str) -> str:
+    """`auto` becomes cuda:0 where there is one, else cpu. ConfigError for a device that is not there."""
+    import torch
+
+    if device == "auto":
+        return "cuda:0" if torch.cuda.is_available() else "cpu"
+    try:
+        kind = torch.device(device)
+    except RuntimeError:
+        raise ConfigError(f"device={device}: {nearest(device, ['auto', 'cpu', 'cuda:0'])}") from None
+    if kind.type == "cuda" and (not torch.cuda.is_available() or (kind.index or 0) >= torch.cuda.device_count()):
+        raise ConfigError(f"device={device}: torch sees {torch.cuda.device_count()} CUDA devices here; use device=cpu")
+    return "cuda:0" if device == "cuda" else device
+
+
+def _resumed(config: Config, overrides: Sequence[str]) -> Config:
+    """The checkpoint's configuration under what the command line says anew."""
+    from rl_stagger.checkpoint import load_checkpoint, resolve_resume, run_dir_of
+    from rl_stagger.config import to_tree
+    from rl_stagger.run_dir import RUNS, task_folder
+
+    keys = [override.lstrip("+~").partition("=")[0] for override in overrides]
+    root = Path(config.run_dir) if config.run_dir else (task_folder(config) if "task" in keys else RUNS)
+    assert config.resume is not None
+    checkpoint = resolve_resume(config.resume, root)
+    saved, composed = load_checkpoint(checkpoint)["config"], to_tree(config)
+    # The run goes on where it was: a folder in the saved config may have moved since.
+    saved = {**saved, "run_dir": str(run_dir_of(checkpoint)), "device": config.device}
+    for key in keys:
+        if not key.startswith("hydra"):
+            _put(saved, key.split("."), _get(composed, key.split(".")))
+    return build_config({**saved, "resume": str(checkpoint)})
+
+
+def _get(tree: Any, path: List[str]) -> Any:
+    return tree if not path else _get(tree[path[0]], path[1:])
+
+
+def _put(tree: Dict[str, Any], path: List[str], value: Any) -> None:
+    if len(path) == 1:
+        tree[path[0]] = value
+    else:
+        _put(tree.setdefault(path[0], {}), path[1:], value)
+
+
+def _explain(overrides: Sequence[str]) -> None:
+    from hydra import initialize_config_dir
+
+    with initialize_config_dir(str(config_dir()), version_base="1.3"):
+        explain_overrides(overrides)
+
+
+def _sweep_job_dir(hydra_config: Any) -> Optional[Path]:
+    """Where this job of a sweep puts its run; None for a single run."""
+    if "MULTIRUN" not in str(hydra_config.mode):
+        return None
+    return Path(hydra_config.sweep.dir) / hydra_config.sweep.subdir
+
+
+def _print_result(summary: Dict[str, Any], run_dir: Path) -> None:
+    def shown(name: str, digits: int) -> str:
+        value = summary.get(name)
+        return "-" if value is None else f"{value:.{digits}f}"
+
+    print(f"{summary['status']} after {summary['iterations']} iterations, {summary.get('steps_total', 0):,} env steps")
+    print(f"  final return {shown('final_return', 2)} over {summary.get('final_episodes', 0):,} episodes, ", end="")
+    print(f"length {shown('final_length', 1)}, success {shown('final_success_rate', 3)}")
+    print(f"  explained variance, 10th percentile {shown('explained_variance_p10', 3)}; ", end="")
+    print(f"{shown('steps_per_s', 0)} env steps/s")
+    print(f"  curves       {run_dir / 'curves.png'}")
+    print(f"  metrics      {run_dir / 'metrics.jsonl'}  (tensorboard --logdir {run_dir})")
+    print(f"  checkpoints  {run_dir / 'checkpoints'}")
+    if summary["status"] == "interrupted":
+        print(f"  go on with   rl-stagger train resume={run_dir}")
+
+
+# -- evaluate -------------------------------------------------------------------------------------------------------
+def evaluate(arguments: List[str]) -> int:
+    """Judge a run's policy; prints a table and writes JSON into the run directory."""
+    from omegaconf import OmegaConf
+
+    from rl_stagger.evaluate import EvaluateConfig, evaluate_run
+
+    if any(a in ("-h", "--help") for a in arguments):
+        print(EvaluateConfig.usage(), end="")
+        return EXIT_OK
+    for argument in arguments:
+        if "=" not in argument:
+            raise ConfigError(f"'{argument}': settings are given as key=value, e.g. run=runs/...")
+    tree = OmegaConf.to_container(OmegaConf.from_dotlist(arguments))
+    assert isinstance(tree, dict)
+    evaluate_run(from_tree(EvaluateConfig, {str(k): v for k, v in tree.items()}, ""))
+    return EXIT_OK
+
+
+# -- errors ---------------------------------------------------------------------------------------------------------
+def _guarded(call: Callable[[], int], sweep_dir: Optional[Path] = None) -> int:
+    """Run `call`; our own errors become one line and an exit code, in a sweep also a failed job's summary."""
+    try:
+        return call()
+    except (ConfigError, CapabilityError, CheckpointError) as error:
+        code, text = EXIT_USAGE, str(error)
+    except NonFiniteError as error:
+        code, text = EXIT_NON_FINITE, str(error)
+    except KeyboardInterrupt:
+        return _complain("stopped at once; the last checkpoint is intact", 130)
+    except Exception as error:
+        if sweep_dir is None:
+            raise
+        import traceback
+
+        traceback.print_exc()
+        code, text = EXIT_FAILED, f"{type(error).__name__}: {error}"
+    if sweep_dir is not None:
+        _write_failed(sweep_dir, text)
+    return _complain(text, code)
+
+
+def _write_failed(sweep_dir: Path, text: str) -> None:
+    """A sweep's table shows this job as failed, even if it fell before its run began."""
+    from rl_stagger.run_dir import write_json
+
+    path = sweep_dir / "summary.json"
+    if not path.exists():
+        sweep_dir.mkdir(parents=True, exist_ok=True)
+        write_json(path, {"status": "failed", "run_dir": str(sweep_dir), "error": text})
+
+
+def _complain(text: str, code: int) -> int:
+    print(f"rl-stagger: {text}", file=sys.stderr)
+    return code

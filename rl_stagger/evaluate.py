@@ -1,0 +1,233 @@
+"""Judging a trained policy, apart from training: one first episode per environment, deterministic and stochastic."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
+
+import torch
+from torch import Tensor
+
+from rl_stagger.checkpoint import load_checkpoint, resolve_resume, run_dir_of
+from rl_stagger.config import Config, build_config
+from rl_stagger.envs.base import Obs, VecEnv
+from rl_stagger.envs.registry import make_env
+from rl_stagger.errors import ConfigError
+from rl_stagger.models.actor_critic import ActorCritic
+from rl_stagger.rng import make_generator, seed_everything
+from rl_stagger.run_dir import write_json
+
+PHASE_BINS = 10
+
+
+@dataclass(frozen=True)
+class EvaluateConfig:
+    """Settings of an evaluation."""
+
+    run: str
+    """Run directory, or one of its checkpoints (e.g. checkpoints/best.pt)."""
+    episodes: int = 256
+    """Environments, of which exactly the first episode counts."""
+    seed: int = 10_000
+    """Of the evaluation's environments; other episodes than those of training."""
+    device: Optional[str] = None
+    """null: the run's."""
+    max_steps: Optional[int] = None
+    """Stop after so many steps; needed where the task has no time limit. Unfinished episodes are reported."""
+    policy: str = "both"
+    """both | deterministic | stochastic."""
+
+    def check(self) -> None:
+        """Raise ConfigError for what cannot work."""
+        if self.episodes < 2:
+            raise ConfigError(f"episodes={self.episodes}: at least 2, an interval needs them")
+        if self.policy not in ("both", "deterministic", "stochastic"):
+            raise ConfigError(f"policy={self.policy}: both, deterministic or stochastic")
+        if self.max_steps is not None and self.max_steps < 1:
+            raise ConfigError(f"max_steps={self.max_steps}: at least 1, or null")
+
+    @staticmethod
+    def usage() -> str:
+        return (
+            "usage: rl-stagger evaluate run=<run directory or checkpoint> [episodes=256] [policy=both|deterministic|"
+            "stochastic]\n       [seed=10000] [device=cpu] [max_steps=N]\n"
+        )
+
+
+class Episodes(NamedTuple):
+    """The first episode of each environment. [N] each, on the CPU."""
+
+    returns: Tensor
+    lengths: Tensor
+    success: Optional[Tensor]
+    finished: Tensor
+    phase_reward: Tensor
+    """[bins] mean reward per step by phase of the episode."""
+    phase_share: Tensor
+    """[bins] share of episodes that were still running there."""
+
+
+@torch.no_grad()
+def first_episodes(env: VecEnv, act: Callable[[Obs], Tensor], max_steps: Optional[int] = None) -> Episodes:
+    """Run `act` until every environment has ended its first episode; what comes after it does not count.
+
+    Raises ConfigError for a task without time limit when `max_steps` is not given.
+    """
+    limit = max_steps or env.spec.horizon_steps
+    if limit is None:
+        raise ConfigError("max_steps=null: this task has no time limit; give one")
+    obs = env.reset()
+    device = env.device
+    returns = torch.zeros(env.num_envs, dtype=torch.float64, device=device)
+    lengths = torch.zeros(env.num_envs, dtype=torch.int64, device=device)
+    success = torch.zeros(env.num_envs, dtype=torch.bool, device=device)
+    running = torch.ones(env.num_envs, dtype=torch.bool, device=device)
+    reward_sum = torch.zeros(PHASE_BINS, dtype=torch.float64, device=device)
+    step_count, reached = torch.zeros_like(reward_sum), torch.zeros_like(reward_sum)
+    knows_success = False
+    for t in range(limit):
+        step = env.step(act(obs))
+        obs = step.obs
+        counted = running & step.valid
+        reward = torch.where(counted, step.reward, 0.0).to(torch.float64)
+        returns += reward
+        lengths += counted
+        place = t * PHASE_BINS // limit
+        reward_sum[place] += reward.sum()
+        step_count[place] += counted.sum()
+        if t == 0 or place != (t - 1) * PHASE_BINS // limit:
+            reached[place] = counted.sum()
+        ended = counted & step.done
+        if "success" in step.info:
+            knows_success = True
+            success = torch.where(ended, step.info["success"], success)
+        running = running & ~ended
+        if t % 32 == 31 and not bool(running.any()):
+            break
+    return Episodes(
+        returns.cpu(),
+        lengths.cpu(),
+        success.cpu() if knows_success else None,
+        (~running).cpu(),
+        (reward_sum / step_count.clamp(min=1)).cpu(),
+        (reached / env.num_envs).cpu(),
+    )
+
+
+# -- intervals ------------------------------------------------------------------------------------------------------
+def mean_interval(values: List[float], level: float = 0.95) -> Tuple[float, float, float]:
+    """(mean, low, high): Student's t interval for the mean of independent values."""
+    from scipy import stats
+
+    n = len(values)
+    mean = sum(values) / n
+    if n < 2:
+        return mean, float("nan"), float("nan")
+    error = math.sqrt(sum((x - mean) ** 2 for x in values) / (n - 1) / n)
+    half = float(stats.t.ppf(0.5 + level / 2, n - 1)) * error
+    return mean, mean - half, mean + half
+
+
+def share_interval(hits: int, n: int, level: float = 0.95) -> Tuple[float, float, float]:
+    """(share, low, high): Wilson's interval (1927) for a share; never leaves [0, 1]."""
+    from scipy import stats
+
+    z = float(stats.norm.ppf(0.5 + level / 2))
+    share = hits / n
+    center = (share + z * z / (2 * n)) / (1 + z * z / n)
+    half = z * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n)) / (1 + z * z / n)
+    return share, max(0.0, center - half), min(1.0, center + half)
+
+
+def describe_episodes(episodes: Episodes, horizon_steps: Optional[int]) -> Dict[str, Any]:
+    """Plain numbers for JSON: means with 95 % intervals over the finished episodes."""
+    done = episodes.finished
+    count = int(done.sum())
+    report: Dict[str, Any] = {"episodes": count, "unfinished": int((~done).sum()), "horizon_steps": horizon_steps}
+    for name, values in (("return", episodes.returns), ("length", episodes.lengths)):
+        kept = values[done].tolist()
+        mean, low, high = mean_interval(kept) if kept else (None, None, None)
+        report[name] = {"mean": mean, "low": low, "high": high}
+    if episodes.success is not None and count:
+        share, low, high = share_interval(int(episodes.success[done].sum()), count)
+        report["success"] = {"mean": share, "low": low, "high": high}
+    report["phase"] = [
+        {"from": i / PHASE_BINS, "reward_per_step": reward, "running_share": share}
+        for i, (reward, share) in enumerate(zip(episodes.phase_reward.tolist(), episodes.phase_share.tolist()))
+    ]
+    return report
+
+
+# -- a run ----------------------------------------------------------------------------------------------------------
+def evaluate_run(config: EvaluateConfig) -> Dict[str, Any]:
+    """Evaluate a run's policy; prints a table, writes evaluation.json into the run directory, returns its content."""
+    config.check()
+    checkpoint = resolve_resume(config.run, Path("runs"))
+    state = load_checkpoint(checkpoint)
+    run = build_config({**state["config"], "resume": None})
+    device = config.device or run.device
+    report: Dict[str, Any] = {
+        "checkpoint": str(checkpoint),
+        "iteration": state["iteration"],
+        "task": run.task.label or run.task.name,
+        "seed": config.seed,
+    }
+    kinds = ("deterministic", "stochastic") if config.policy == "both" else (config.policy,)
+    for kind in kinds:
+        report[kind] = _evaluate_policy(kind, dataclasses.replace(run, device=device), state["model"], config)
+    write_json(run_dir_of(checkpoint) / "evaluation.json", report)
+    _print_report(report, kinds, run_dir_of(checkpoint) / "evaluation.json")
+    return report
+
+
+def _evaluate_policy(kind: str, run: Config, model_state: Dict[str, Any], config: EvaluateConfig) -> Dict[str, Any]:
+    """A fresh environment and the saved policy; curricula frozen, no staggering."""
+    seed_everything(config.seed)
+    torch.set_num_threads(run.threads)
+    env = make_env(run.task.name, config.episodes, run.device, config.seed, **run.task.settings)
+    try:
+        env.set_evaluation(True)
+        model = ActorCritic(env.spec, run.model).to(env.device)
+        model.load_state_dict(model_state)
+        generator = make_generator(env.device, config.seed)
+
+        def sample(obs: Obs) -> Tensor:
+            return model.act(obs, generator).env_action
+
+        act = model.act_mode if kind == "deterministic" else sample
+        return describe_episodes(first_episodes(env, act, config.max_steps), env.spec.horizon_steps)
+    finally:
+        env.close()
+
+
+def _print_report(report: Dict[str, Any], kinds: Tuple[str, ...], path: Path) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=f"{report['task']}, iteration {report['iteration']}: mean [95 % interval]")
+    for column in ("policy", "episodes", "return", "length", "success"):
+        table.add_column(column, justify="left" if column == "policy" else "right")
+    for kind in kinds:
+        part = report[kind]
+        shown = [_shown(part.get(name), digits) for name, digits in (("return", 2), ("length", 1), ("success", 3))]
+        unfinished = f" (+{part['unfinished']} unfinished)" if part["unfinished"] else ""
+        table.add_row(kind, f"{part['episodes']}{unfinished}", *shown)
+    phases = Table(title="mean reward per step by phase of the episode")
+    phases.add_column("policy")
+    for part in report[kinds[0]]["phase"]:
+        phases.add_column(f"{100 * part['from']:.0f} %", justify="right")
+    for kind in kinds:
+        row = [f"{p['reward_per_step']:.3g}" if p["running_share"] else "-" for p in report[kind]["phase"]]
+        phases.add_row(kind, *row)
+    console = Console()
+    console.print(table, phases)
+    print(f"written to {path}")
+
+
+def _shown(value: Optional[Dict[str, Any]], digits: int) -> str:
+    if value is None or value["mean"] is None:
+        return "-"
+    return f"{value['mean']:.{digits}f} [{value['low']:.{digits}f}, {value['high']:.{digits}f}]"

@@ -1,0 +1,215 @@
+"""The actor-critic: observation groups in, actions and values out. Normalisers belong to it, so that what is saved or
+exported is the whole policy."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Callable, Dict, List, Literal, NamedTuple, Optional, Sequence, Tuple
+
+import torch
+from torch import Tensor, nn
+
+from rl_stagger.envs.base import EnvSpec, Obs
+from rl_stagger.models.distributions import make_head
+from rl_stagger.models.normalizer import IdentityNormalizer, RunningNormalizer
+
+ACTIVATIONS: Dict[str, Callable[[], nn.Module]] = {
+    "elu": nn.ELU,
+    "relu": nn.ReLU,
+    "tanh": nn.Tanh,
+    "silu": nn.SiLU,
+    "gelu": nn.GELU,
+}
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Multi-layer perceptrons for actor and critic."""
+
+    actor_hidden: Tuple[int, ...] = (64, 64)
+    """Units of each hidden layer of the actor; of the trunk where `shared_trunk`."""
+    critic_hidden: Tuple[int, ...] = (64, 64)
+    """Units of each hidden layer of the critic; not used where `shared_trunk`."""
+    activation: Literal["elu", "relu", "tanh", "silu", "gelu"] = "tanh"
+    shared_trunk: bool = False
+    """One trunk for actor and critic, which must then see the same observation."""
+    init: Literal["orthogonal", "default"] = "orthogonal"
+    """orthogonal: gain sqrt(2) in hidden layers, 0.01 for the action, 1 for the value. default: torch's own."""
+    distribution: Literal["gaussian", "tanh_gaussian"] = "gaussian"
+    """For Box actions. tanh_gaussian needs finite bounds. Discrete actions are categorical in any case."""
+    init_std: float = 1.0
+    """Standard deviation of the first policy, in action units (before the squash for tanh_gaussian)."""
+    std_floor: float = 0.01
+    """The standard deviation never falls below this."""
+    std_form: Literal["log", "direct"] = "log"
+    """What is learned: the logarithm of the standard deviation, or itself."""
+    normalize_obs: bool = True
+    """Normalise observations by running moments, frozen during an iteration."""
+    obs_clip: float = 10.0
+    """Normalised observations are clipped to +-obs_clip."""
+    normalize_value: bool = False
+    """The critic's output is in units of the targets' running moments (PopArt, van Hasselt et al. 2016, 1602.07714)."""
+
+    def check(self) -> List[Tuple[str, object, str]]:
+        """(field, value, what is right) of every setting that cannot work."""
+        faults: List[Tuple[str, object, str]] = []
+        for name in ("actor_hidden", "critic_hidden"):
+            if any(units < 1 for units in getattr(self, name)):
+                faults.append((name, getattr(self, name), "every layer needs at least 1 unit"))
+        if self.std_floor <= 0:
+            faults.append(("std_floor", self.std_floor, "above 0, e.g. 0.01"))
+        if self.init_std < self.std_floor:
+            faults.append(("init_std", self.init_std, f"at least std_floor = {self.std_floor}"))
+        if self.obs_clip <= 0:
+            faults.append(("obs_clip", self.obs_clip, "above 0, e.g. 10"))
+        return faults
+
+
+class Act(NamedTuple):
+    """What the policy did. [N, ...]."""
+
+    raw: Tensor
+    """Stored; what `log_prob` is of."""
+    env_action: Tensor
+    """What the environment gets: clipped or squashed."""
+    log_prob: Tensor
+    params: Tensor
+    """[N, P] distribution parameters."""
+
+
+class Evaluation(NamedTuple):
+    """The current policy and critic on stored rows. [B, ...]."""
+
+    params: Tensor
+    scale: Tensor
+    log_prob: Tensor
+    entropy: Tensor
+    value: Tensor
+    """In the critic's own units: normalised where `normalize_value`."""
+
+
+def mlp(
+    sizes: Sequence[int], activation: str, init: str, gain_out: Optional[float], activate_last: bool = False
+) -> nn.Sequential:
+    """Linear layers of `sizes` with activations between them (and after the last, if asked)."""
+    layers: List[nn.Module] = []
+    pairs = list(zip(sizes[:-1], sizes[1:]))
+    for index, (fan_in, fan_out) in enumerate(pairs):
+        linear = nn.Linear(fan_in, fan_out)
+        last = index == len(pairs) - 1
+        if init == "orthogonal":
+            nn.init.orthogonal_(linear.weight, gain_out if last and gain_out is not None else math.sqrt(2.0))
+            nn.init.zeros_(linear.bias)
+        layers.append(linear)
+        if not last or activate_last:
+            layers.append(ACTIVATIONS[activation]())
+    return nn.Sequential(*layers)
+
+
+class ActorCritic(nn.Module):
+    """Reads group "policy" for the actor and "critic" (or "policy" where there is no such group) for the critic."""
+
+    def __init__(self, spec: EnvSpec, config: ModelConfig) -> None:
+        super().__init__()
+        self.value_group = "critic" if "critic" in spec.obs_shapes else "policy"
+        if config.shared_trunk and self.value_group == "critic":
+            raise ValueError("model.shared_trunk=true: actor and critic see different observations here; use false")
+        self.head = make_head(spec.action, config.distribution, config.init_std, config.std_floor, config.std_form)
+        groups = {name: shape for name, shape in spec.obs_shapes.items() if name in ("policy", self.value_group)}
+        self.obs_shapes = groups
+        self.normalizers = nn.ModuleDict(
+            {
+                name: RunningNormalizer(shape, config.obs_clip) if config.normalize_obs else IdentityNormalizer()
+                for name, shape in groups.items()
+            }
+        )
+        self.value_normalizer = RunningNormalizer((), float("inf")) if config.normalize_value else IdentityNormalizer()
+        size_in = {name: math.prod(shape) for name, shape in groups.items()}
+        act, init = config.activation, config.init
+        if config.shared_trunk and config.actor_hidden:
+            self.trunk: nn.Module = mlp((size_in["policy"], *config.actor_hidden), act, init, None, activate_last=True)
+            actor_sizes: Tuple[int, ...] = (config.actor_hidden[-1], self.head.num_params)
+            critic_sizes: Tuple[int, ...] = (config.actor_hidden[-1], 1)
+        else:
+            self.trunk = nn.Identity()
+            actor_sizes = (size_in["policy"], *config.actor_hidden, self.head.num_params)
+            critic_sizes = (size_in[self.value_group], *config.critic_hidden, 1)
+        self.actor = mlp(actor_sizes, act, init, 0.01)
+        self.critic = mlp(critic_sizes, act, init, 1.0)
+
+    # -- the seam ------------------------------------------------------------------------------------------------
+    def normalize(self, obs: Obs) -> Obs:
+        """Every group that the nets read, normalised and flat: [..., *shape] -> [..., O]."""
+        return {name: self.normalize_group(name, obs[name]) for name in self.obs_shapes}
+
+    def normalize_group(self, name: str, x: Tensor) -> Tensor:
+        """One group, [..., *shape] -> [..., O]."""
+        shape = self.obs_shapes[name]
+        return self.normalizers[name](x).reshape((*x.shape[: x.dim() - len(shape)], math.prod(shape)))
+
+    def act(self, obs: Obs, generator: Optional[torch.Generator] = None) -> Act:
+        """Sample an action for raw observations [N, ...]."""
+        params = self._params(self.normalize(obs))
+        raw = self.head.sample(params, generator)
+        return Act(raw, self.head.to_env(raw), self.head.log_prob(params, self.head.scale(), raw), params)
+
+    def act_mode(self, obs: Obs) -> Tensor:
+        """The deterministic action as the environment gets it, for raw observations [N, ...]."""
+        return self.head.to_env(self.head.mode(self._params(self.normalize(obs))))
+
+    def evaluate(self, normalized: Obs, raw: Tensor) -> Evaluation:
+        """Distribution and value on observations that `normalize` gave, for stored raw actions. [B, ...]."""
+        hidden = self.trunk(normalized["policy"])
+        params, scale = self.actor(hidden), self.head.scale()
+        value = self.critic(hidden if self._shares() else normalized[self.value_group]).squeeze(-1)
+        return Evaluation(
+            params, scale, self.head.log_prob(params, scale, raw), self.head.entropy(params, scale), value
+        )
+
+    def value(self, obs: Obs, normalized: bool = False) -> Tensor:
+        """V [...] in reward units; of raw observations unless `normalized`. Needs only the group `value_group`."""
+        x = obs[self.value_group]
+        if not normalized:
+            x = self.normalize_group(self.value_group, x)
+        return self.denormalize_value(self.critic(self.trunk(x)).squeeze(-1))
+
+    # -- values' units -------------------------------------------------------------------------------------------
+    def normalize_value(self, value: Tensor) -> Tensor:
+        """Reward units -> the critic's own units."""
+        return self.value_normalizer(value)
+
+    def denormalize_value(self, value: Tensor) -> Tensor:
+        if isinstance(self.value_normalizer, RunningNormalizer):
+            return value * self.value_normalizer.std() + self.value_normalizer.mean
+        return value
+
+    # -- between iterations --------------------------------------------------------------------------------------
+    @torch.no_grad()
+    def update_normalizers(self, obs: Obs, target: Tensor, valid: Tensor) -> None:
+        """Merge one iteration's raw observations [B, *shape] and value targets [B] where `valid` [B].
+
+        The critic's last layer is rescaled so that its values in reward units stay what they were.
+        """
+        for name in self.obs_shapes:
+            self.normalizers[name].update(obs[name], valid)  # type: ignore[operator]
+        if isinstance(self.value_normalizer, RunningNormalizer):
+            old_mean, old_std = self.value_normalizer.mean.clone(), self.value_normalizer.std()
+            self.value_normalizer.update(target, valid)
+            new_mean, new_std = self.value_normalizer.mean, self.value_normalizer.std()
+            last = self.critic[-1]
+            assert isinstance(last, nn.Linear)
+            last.weight.mul_(old_std / new_std)
+            last.bias.mul_(old_std / new_std).add_((old_mean - new_mean) / new_std)
+
+    def parameter_groups(self) -> List[List[nn.Parameter]]:
+        """[actor's, critic's] parameters; a shared trunk counts with the actor."""
+        critic = list(self.critic.parameters())
+        ids = {id(p) for p in critic}
+        return [[p for p in self.parameters() if id(p) not in ids], critic]
+
+    def _shares(self) -> bool:
+        return not isinstance(self.trunk, nn.Identity)
+
+    def _params(self, normalized: Obs) -> Tensor:
+        return self.actor(self.trunk(normalized["policy"]))

@@ -1,0 +1,221 @@
+"""K steps of N environments, written into storage that is allocated once.
+
+Index rule: row t belongs to the transition that leaves obs[t]; obs has K + 1 rows, the last being the next rollout's
+first.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, NamedTuple, Optional
+
+import torch
+from torch import Tensor
+
+from rl_stagger.envs.base import Discrete, EnvSpec, Obs, Step, VecEnv
+from rl_stagger.errors import NonFiniteError
+from rl_stagger.models.actor_critic import Act, ActorCritic
+from rl_stagger.rng import generator_state, make_generator, set_generator_state
+from rl_stagger.stopwatch import Stopwatch
+
+
+class Rollout:
+    """Storage of one iteration. All tensors [K, N, ...] unless said otherwise."""
+
+    def __init__(
+        self,
+        steps: int,
+        num_envs: int,
+        spec: EnvSpec,
+        num_params: int,
+        value_group: str,
+        keep_final_obs: bool,
+        device: torch.device,
+    ) -> None:
+        def zeros(*shape: int, dtype: torch.dtype = torch.float32, extra: int = 0) -> Tensor:
+            return torch.zeros((steps + extra, num_envs, *shape), dtype=dtype, device=device)
+
+        self.steps, self.num_envs, self.value_group = steps, num_envs, value_group
+        groups = {"policy", value_group}
+        self.obs = {name: zeros(*shape, extra=1) for name, shape in spec.obs_shapes.items() if name in groups}
+        """[K + 1, N, ...] per group that the nets read."""
+        self.final_obs = zeros(*spec.obs_shapes[value_group]) if keep_final_obs else None
+        """The critic's group of the state an episode ended in; rows read where truncated."""
+        if isinstance(spec.action, Discrete):
+            self.action = zeros(dtype=torch.int64)
+        else:
+            self.action = zeros(spec.action.size)
+        self.log_prob, self.reward = zeros(), zeros()
+        self.params = zeros(num_params)
+        self.terminated, self.truncated, self.valid = (zeros(dtype=torch.bool) for _ in range(3))
+        self.success, self.cut, self.was_reset = (zeros(dtype=torch.bool) for _ in range(3))
+        self.phase = zeros(dtype=torch.int64)
+        """True phase of obs[t] in steps."""
+        self.clock = zeros(dtype=torch.int64)
+        """Episode clock at obs[t] in steps."""
+        self.logs: List[Dict[str, Any]] = []
+        """What the task logged, step by step."""
+        self.has_success = False
+
+    def put(self, t: int, obs: Obs, act: Act, step: Step, phase: Tensor, clock: Tensor) -> None:
+        """Write transition t."""
+        for name, x in self.obs.items():
+            x[t].copy_(obs[name])
+        for target, value in (
+            (self.action, act.raw),
+            (self.log_prob, act.log_prob),
+            (self.params, act.params),
+            (self.reward, step.reward),
+            (self.terminated, step.terminated),
+            (self.truncated, step.truncated),
+            (self.valid, step.valid),
+            (self.phase, phase),
+            (self.clock, clock),
+        ):
+            target[t].copy_(value)
+        if self.final_obs is not None and step.final_obs is not None:
+            self.final_obs[t].copy_(step.final_obs[self.value_group])
+        info = step.info
+        for target, key in ((self.success, "success"), (self.cut, "cut")):
+            if key in info:
+                target[t].copy_(info[key])
+            else:
+                target[t].zero_()
+        self.was_reset[t].copy_(info["reset"] if "reset" in info else step.terminated | step.truncated)
+        self.has_success = self.has_success or "success" in info
+        self.logs.append(info.get("log", {}))
+
+    def finish(self, obs: Obs) -> None:
+        """Write the observation after the last transition."""
+        for name, x in self.obs.items():
+            x[self.steps].copy_(obs[name])
+
+    def flat_obs(self, steps: int) -> Obs:
+        """The first `steps` rows of every group as [steps * N, ...]."""
+        return {name: x[:steps].flatten(0, 1) for name, x in self.obs.items()}
+
+    @property
+    def done(self) -> Tensor:
+        return self.terminated | self.truncated
+
+    @property
+    def needs_final(self) -> Tensor:
+        """[K, N] bool: transitions whose target reads the final observation."""
+        return self.truncated & ~self.terminated & self.valid
+
+
+class Health(NamedTuple):
+    """What the host must know before the update; one read."""
+
+    num_final: int
+    """Transitions whose final observation is needed."""
+    faults: Dict[str, int]
+    """Tensor name -> number of bad rows, where there are any."""
+
+
+def health_tensor(rollout: Rollout) -> Tensor:
+    """[5] int64 on the device: rows that need a final observation, then rows with a bad observation, reward, action and
+    final observation."""
+    needs_final = rollout.needs_final
+    counts = [needs_final.sum()]
+    counts += [bad.sum() for bad in bad_rows(rollout).values()]
+    return torch.stack(counts)
+
+
+def bad_rows(rollout: Rollout) -> Dict[str, Tensor]:
+    """Name -> [K or K + 1, N] bool, True where something is NaN or infinite. Rewards count where valid, final
+    observations where they are read; observations and actions everywhere."""
+
+    def bad(x: Tensor) -> Tensor:
+        return (~torch.isfinite(x)).flatten(2).any(2) if x.dim() > 2 else ~torch.isfinite(x)
+
+    found = {f"obs['{name}']": bad(x) for name, x in rollout.obs.items()}
+    found["reward"] = bad(rollout.reward) & rollout.valid
+    found["action distribution"] = bad(rollout.params)
+    if rollout.final_obs is not None:
+        found["final_obs"] = bad(rollout.final_obs) & rollout.needs_final
+    return found
+
+
+def read_health(rollout: Rollout) -> Health:
+    """The first of the two host reads of an iteration."""
+    num_final, *counts = health_tensor(rollout).tolist()
+    names = list(bad_rows_names(rollout))
+    return Health(num_final, {name: count for name, count in zip(names, counts) if count})
+
+
+def bad_rows_names(rollout: Rollout) -> List[str]:
+    """The keys of `bad_rows`, without computing them."""
+    names = [f"obs['{name}']" for name in rollout.obs] + ["reward", "action distribution"]
+    return names + (["final_obs"] if rollout.final_obs is not None else [])
+
+
+def first_rows(mask: Tensor, count: int) -> Tensor:
+    """int64 indices of the `count` True entries of `mask` (flattened); no host read, since `count` is known already."""
+    flat = mask.flatten()
+    place = torch.where(flat, flat.cumsum(0) - 1, count)
+    rows = torch.zeros(count + 1, dtype=torch.int64, device=flat.device)
+    return rows.scatter_(0, place, torch.arange(flat.shape[0], device=flat.device))[:count]
+
+
+def raise_non_finite(rollout: Rollout, health: Health, iteration: int) -> None:
+    """Name tensor, environments, step and iteration of what is not finite. Slow; only called when something is."""
+    found = bad_rows(rollout)
+    lines = []
+    for name, count in health.faults.items():
+        mask = found[name]
+        envs = mask.any(0).nonzero().flatten().tolist()
+        step = int(mask.any(1).nonzero()[0])
+        shown = ", ".join(str(env) for env in envs[:8]) + (", ..." if len(envs) > 8 else "")
+        lines.append(f"{name} of env {shown}: {count} rows, first at rollout step {step}")
+    raise NonFiniteError(
+        f"iteration {iteration}: not finite (NaN or infinite): " + "; ".join(lines) + ". Nothing was learned from "
+        "this batch: parameters and the last checkpoint are as they were."
+    )
+
+
+class Collector:
+    """Runs the policy in the environment: act, step, store, K times."""
+
+    def __init__(
+        self, env: VecEnv, model: ActorCritic, steps: int, keep_final_obs: bool, seed: int, watch: Stopwatch
+    ) -> None:
+        self.env, self.model, self.watch = env, model, watch
+        self.rollout = Rollout(
+            steps, env.num_envs, env.spec, model.head.num_params, model.value_group, keep_final_obs, env.device
+        )
+        self.generator = make_generator(env.device, seed)
+        self.obs: Optional[Obs] = None
+
+    def start(self) -> None:
+        """Reset the environments, bring-up included."""
+        self.obs = self.env.reset()
+
+    @torch.no_grad()
+    def collect(self) -> Rollout:
+        """One rollout; its storage is reused by the next."""
+        if self.obs is None:
+            self.start()
+        assert self.obs is not None
+        env, rollout, obs = self.env, self.rollout, self.obs
+        rollout.logs = []
+        for t in range(rollout.steps):
+            with self.watch("policy"):
+                act = self.model.act(obs, self.generator)
+            phase, clock = env.phase_steps, env.elapsed_steps
+            with self.watch("physics"):
+                step = env.step(act.env_action)
+            rollout.put(t, obs, act, step, phase, clock)
+            obs = step.obs
+        rollout.finish(obs)
+        self.obs = obs
+        return rollout
+
+    def state_dict(self) -> Dict[str, Any]:
+        obs = None if self.obs is None else {name: x.clone() for name, x in self.obs.items()}
+        return {"obs": obs, "generator": generator_state(self.generator)}
+
+    def load_state_dict(self, state: Dict[str, Any], obs_too: bool) -> None:
+        """`obs_too`: the environment's state came back as well, so the saved observation still holds."""
+        set_generator_state(self.generator, state["generator"])
+        if obs_too and state["obs"] is not None:
+            self.obs = {name: x.to(self.env.device).clone() for name, x in state["obs"].items()}

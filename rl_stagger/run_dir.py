@@ -1,0 +1,129 @@
+"""A run's folder: what is written at its start and its end."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, Dict, List, Optional
+
+import torch
+
+import rl_stagger
+from rl_stagger.config import Config, to_tree
+from rl_stagger.errors import ConfigError
+
+RUNS = Path("runs")
+
+
+def task_folder(config: Config) -> Path:
+    """runs/<task>, with what a file name cannot hold replaced."""
+    return RUNS / re.sub(r"[^\w/.-]", "_", config.task.label or config.task.name)
+
+
+def new_run_dir(config: Config) -> Path:
+    """The folder for a new run; refuses one that holds a run already."""
+    if config.run_dir is not None:
+        path = Path(config.run_dir)
+        if holds_run(path):
+            raise ConfigError(
+                f"run_dir={path}: this folder holds a run already; continue it with resume=latest run_dir={path}, or "
+                "give another folder"
+            )
+        if path.exists() and not path.is_dir():
+            raise ConfigError(f"run_dir={path}: a file is in the way; give a folder")
+        return _made(path)
+    name = config.run_name or f"{config.reset.name}_seed{config.seed}"
+    wanted = task_folder(config) / f"{name}_{time.strftime('%Y-%m-%d_%H-%M-%S')}"
+    path, copies = wanted, 1
+    while True:
+        try:
+            path.mkdir(parents=True)
+            return path
+        except FileExistsError:
+            copies += 1
+            path = wanted.with_name(f"{wanted.name}_{copies}")
+
+
+def holds_run(path: Path) -> bool:
+    return any((path / name).exists() for name in ("metrics.jsonl", "config.yaml", "summary.json")) or any(
+        path.glob("checkpoints/*.pt")
+    )
+
+
+def write_start(path: Path, config: Config, notes: List[str]) -> None:
+    """config.yaml (what is in force) and environment.json (what it runs on)."""
+    from omegaconf import OmegaConf
+
+    tree = to_tree(config)
+    OmegaConf.save(OmegaConf.create(tree), str(path / "config.yaml"))
+    write_json(path / "environment.json", {**environment(config.device), "notes": notes})
+
+
+def environment(device: str) -> Dict[str, Any]:
+    """Versions, git commit, device and threads."""
+    versions = {"rl_stagger": rl_stagger.__version__, "torch": torch.__version__, "python": platform.python_version()}
+    for name in ("numpy", "hydra", "mujoco", "warp", "mjlab", "gymnasium"):
+        module = sys.modules.get(name)
+        if module is not None and hasattr(module, "__version__"):
+            versions[name] = str(module.__version__)
+    on_cuda = device.startswith("cuda") and torch.cuda.is_available()
+    return {
+        "versions": versions,
+        "git_commit": git_commit(),
+        "device": device,
+        "device_name": torch.cuda.get_device_name(device) if on_cuda else platform.processor() or platform.machine(),
+        "threads": torch.get_num_threads(),
+        "cpu_count": os.cpu_count(),
+        "platform": platform.platform(),
+        "command": sys.argv,
+        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+    }
+
+
+def git_commit() -> Optional[str]:
+    """The commit of the source that runs, "-dirty" if it was changed; None outside a git clone."""
+    folder = str(Path(rl_stagger.__file__).resolve().parent)
+    try:
+        where = ["git", "-C", folder]
+        # A wheel inside somebody else's clone is not that clone's code.
+        tracked = subprocess.run([*where, "ls-files", "__init__.py"], capture_output=True, text=True, timeout=10)
+        if tracked.returncode != 0 or not tracked.stdout.strip():
+            return None
+        commit = subprocess.run([*where, "rev-parse", "HEAD"], capture_output=True, text=True, timeout=10)
+        changed = subprocess.run([*where, "status", "--porcelain", "-uno"], capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    if commit.returncode != 0:
+        return None
+    return commit.stdout.strip() + ("-dirty" if changed.stdout.strip() else "")
+
+
+def write_json(path: Path, content: Dict[str, Any]) -> None:
+    """Atomically, so that a killed run leaves the old file or the new one."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    os.replace(temporary, path)
+
+
+def read_metrics_lines(run_dir: Path) -> List[Dict[str, Any]]:
+    """The lines of metrics.jsonl; a torn last line is left out."""
+    path = run_dir / "metrics.jsonl"
+    lines: List[Dict[str, Any]] = []
+    if path.is_file():
+        for text in path.read_text(encoding="utf-8").splitlines():
+            try:
+                lines.append(json.loads(text))
+            except json.JSONDecodeError:
+                break
+    return lines
+
+
+def _made(path: Path) -> Path:
+    path.mkdir(parents=True, exist_ok=True)
+    return path

@@ -1,0 +1,174 @@
+"""What happened in a batch, counted once: episodes, phases, resets, task logs. Sums and counts on the device; the host
+reads them in one transfer.
+
+Works on a whole rollout [K, N] at a time, so that its cost does not grow with the number of steps.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Dict, List, Optional, Tuple
+
+import torch
+from torch import Tensor
+
+from rl_stagger.resets.coverage import histogram_coverage, phase_bins, phase_histogram, total_variation
+from rl_stagger.rollout import Rollout
+
+Metrics = Dict[str, Tensor]
+"""Name -> scalar or [bins] tensor on the device; NaN = no such event in this iteration."""
+
+
+# -- formulas -------------------------------------------------------------------------------------------------------
+def totals_since_done(x: Tensor, carry: Tensor, done: Tensor) -> Tuple[Tensor, Tensor]:
+    """Sum of `x` [K, N] from each episode's first step up to and including t.
+
+    `carry` [N]: the sum brought along from before the rollout. `done` [K, N] bool ends an episode after step t.
+    Returns (totals [K, N], the carry into the next rollout [N]).
+    """
+    running = carry + x.cumsum(0)
+    steps = torch.arange(x.shape[0], device=x.device).unsqueeze(1)
+    last_done = torch.where(done, steps, -1).cummax(0).values
+    before = torch.cat([torch.full_like(last_done[:1], -1), last_done[:-1]])
+    base = torch.where(before >= 0, running.gather(0, before.clamp(min=0)), torch.zeros_like(running))
+    totals = running - base
+    return totals, torch.where(done[-1], torch.zeros_like(totals[-1]), totals[-1])
+
+
+def mean_where(x: Tensor, mask: Tensor) -> Tensor:
+    """Mean of `x` where `mask`; NaN where it is nowhere."""
+    count = mask.sum()
+    total = torch.where(mask, x, torch.zeros_like(x)).sum()
+    return torch.where(count > 0, total / count.clamp(min=1), torch.full_like(total, float("nan")))
+
+
+def log_means(logs: List[Dict[str, Any]], valid: Tensor, device: torch.device) -> Metrics:
+    """Mean per event of everything a task logged; keys are the union over steps.
+
+    A scalar is one event of its step; an [N] tensor is one event per valid row. NaN is no event. `valid`: [K, N].
+    """
+    scalars: Dict[str, List[Tensor]] = {}
+    vectors: Dict[str, List[Tuple[int, Tensor]]] = {}
+    for t, log in enumerate(logs):
+        for key, value in log.items():
+            if isinstance(value, Tensor) and value.dim() > 0 and value.numel() == valid.shape[1]:
+                vectors.setdefault(key, []).append((t, value.reshape(-1).to(torch.float32)))
+            else:
+                scalars.setdefault(key, []).append(_scalar(key, value, device))
+    metrics: Metrics = {}
+    for key in sorted(set(scalars) | set(vectors)):
+        parts, masks = [], []
+        if key in vectors:
+            rows = torch.stack([row for _, row in vectors[key]])
+            parts.append(rows.flatten())
+            masks.append(torch.stack([valid[t] for t, _ in vectors[key]]).flatten())
+        if key in scalars:
+            parts.append(torch.stack(scalars[key]))
+            masks.append(torch.ones(len(scalars[key]), dtype=torch.bool, device=device))
+        values, mask = torch.cat(parts), torch.cat(masks)
+        metrics[f"task/{key}"] = mean_where(values, mask & ~torch.isnan(values))
+    return metrics
+
+
+def _scalar(key: str, value: Any, device: torch.device) -> Tensor:
+    if isinstance(value, Tensor):
+        if value.numel() != 1:
+            raise ValueError(f"info['log']['{key}'] has shape {tuple(value.shape)}; a scalar or one value per env")
+        return value.detach().reshape(()).to(device=device, dtype=torch.float32, non_blocking=True)
+    return torch.full((), float(value), device=device)
+
+
+# -- the account ----------------------------------------------------------------------------------------------------
+class Statistics:
+    """Carries unfinished episodes from rollout to rollout.
+
+    An episode is partial when its first counted step was not its first step (a written clock, a warm-up, a restored
+    state) or when a reset rule cut it; partial episodes are counted apart and enter no mean.
+    """
+
+    def __init__(self, num_envs: int, horizon_steps: Optional[int], rollout_steps: int, device: torch.device) -> None:
+        self.horizon_steps, self.device = horizon_steps, device
+        self.num_bins = phase_bins(horizon_steps, rollout_steps) if horizon_steps else 0
+        self._return = torch.zeros(num_envs, device=device)
+        self._length = torch.zeros(num_envs, dtype=torch.int64, device=device)
+        self._partial = torch.zeros(num_envs, dtype=torch.int64, device=device)
+        self._histogram = torch.full((self.num_bins,), float("nan"), device=device)
+
+    @torch.no_grad()
+    def add(self, rollout: Rollout) -> Metrics:
+        """Metrics of one rollout."""
+        valid = rollout.valid
+        done = rollout.done & valid
+        terminated = rollout.terminated & valid
+        reward = torch.where(valid, rollout.reward, torch.zeros_like(rollout.reward))
+        returns, self._return = totals_since_done(reward, self._return, done)
+        lengths, self._length = totals_since_done(valid.to(torch.int64), self._length, done)
+        begun_midway = valid & (lengths == 1) & (torch.maximum(rollout.phase, rollout.clock) > 0)
+        marks, self._partial = totals_since_done((begun_midway | rollout.cut).to(torch.int64), self._partial, done)
+        full = done & (marks == 0)
+        length = lengths.to(returns.dtype)
+        metrics = {
+            "episode/return_mean": mean_where(returns, full),
+            "episode/return_std": mean_where((returns - mean_where(returns, full)).square(), full).sqrt(),
+            "episode/length_mean": mean_where(length, full),
+            "episode/count": full.sum(),
+            "episode/partial_count": (done & ~full).sum(),
+            "episode/terminated_count": (terminated & full).sum(),
+            "episode/truncated_count": (full & ~terminated).sum(),
+            "episode/length_min": _extreme(length, full, largest=False),
+            "episode/length_max": _extreme(length, full, largest=True),
+            "batch/reward_mean": mean_where(rollout.reward, valid),
+        }
+        if rollout.has_success:
+            metrics["episode/success_rate"] = mean_where(rollout.success.to(returns.dtype), full)
+        resets = rollout.was_reset.sum(1).to(torch.float32)
+        metrics["resets/per_step_max"], metrics["resets/per_step_mean"] = resets.max(), resets.mean()
+        if self.horizon_steps:
+            histogram = phase_histogram(rollout.phase, self.horizon_steps, self.num_bins, valid)
+            metrics["batch/coverage"] = histogram_coverage(histogram)
+            metrics["batch/tv_distance"] = total_variation(histogram, self._histogram)
+            metrics["batch/phase_histogram"] = self._histogram = histogram
+        metrics.update(log_means(rollout.logs, valid, self.device))
+        return metrics
+
+    def state_dict(self) -> Dict[str, Any]:
+        return {
+            "return": self._return.clone(),
+            "length": self._length.clone(),
+            "partial": self._partial.clone(),
+            "histogram": self._histogram.clone(),
+        }
+
+    def load_state_dict(self, state: Dict[str, Any], episodes_too: bool) -> None:
+        """`episodes_too`: the environment's state came back as well, so unfinished episodes go on."""
+        self._histogram = state["histogram"].to(self.device).clone()
+        if episodes_too:
+            self._return = state["return"].to(self.device).clone()
+            self._length = state["length"].to(self.device).clone()
+            self._partial = state["partial"].to(self.device).clone()
+
+
+def _extreme(x: Tensor, mask: Tensor, largest: bool) -> Tensor:
+    worst = -float("inf") if largest else float("inf")
+    kept = torch.where(mask, x, torch.full_like(x, worst))
+    value = kept.max() if largest else kept.min()
+    return torch.where(torch.isinf(value), torch.full_like(value, float("nan")), value)
+
+
+# -- to the host ----------------------------------------------------------------------------------------------------
+def read_metrics(metrics: Metrics) -> Dict[str, Any]:
+    """All metrics in one transfer, the second host read of an iteration. Scalars become floats (None for NaN), vectors
+    lists; counts stay whole numbers."""
+    flat = torch.cat([value.detach().reshape(-1).to(torch.float64) for value in metrics.values()]).tolist()
+    host: Dict[str, Any] = {}
+    start = 0
+    for name, value in metrics.items():
+        values = [None if math.isnan(x) else x for x in flat[start : start + value.numel()]]
+        start += value.numel()
+        if value.dim() > 0:
+            host[name] = values
+        elif value.is_floating_point() or values[0] is None:
+            host[name] = values[0]
+        else:
+            host[name] = int(values[0])
+    return host

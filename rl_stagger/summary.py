@@ -1,0 +1,67 @@
+"""The few numbers that stand for a run, from its metrics.jsonl alone."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, Optional, Sequence
+
+
+def summarize(lines: Sequence[Dict[str, Any]], horizon_steps: Optional[int], rollout_steps: int) -> Dict[str, Any]:
+    """Summary of a run's metrics lines.
+
+    `final_*` are means over the episodes that ended in the last tenth of the iterations, at least one horizon long
+    (synchronous resets end episodes only once per horizon). `explained_variance_p10`: 10th percentile over the last
+    three quarters of the iterations.
+    """
+    if not lines:
+        return {"iterations": 0}
+    last = lines[-1]
+    horizon_iters = -(-horizon_steps // rollout_steps) if horizon_steps else 1
+    window = lines[-max(len(lines) // 10, horizon_iters, 1) :]
+    trained = [x for x in (line.get("critic/explained_variance") for line in lines[len(lines) // 4 :]) if x is not None]
+    returns = [x for x in (line.get("episode/return_mean") for line in lines) if x is not None]
+    return {
+        "iterations": last["iteration"],
+        "steps_total": last["steps/total"],
+        "steps_warmup": last["steps/warmup"],
+        "wall_s": last["time/wall_s"],
+        "final_return": episode_mean(window, "episode/return_mean"),
+        "final_length": episode_mean(window, "episode/length_mean"),
+        "final_success_rate": episode_mean(window, "episode/success_rate"),
+        "final_episodes": sum(line["episode/count"] for line in window),
+        "best_return": max(returns) if returns else None,
+        "explained_variance_p10": percentile(trained, 0.1),
+        "coverage_min": _least(lines, "batch/coverage"),
+        "steps_per_s": _mean([line["speed/steps_per_s"] for line in lines]),
+        "horizon_steps": horizon_steps,
+        "rollout_steps": rollout_steps,
+    }
+
+
+def episode_mean(lines: Sequence[Dict[str, Any]], name: str) -> Optional[float]:
+    """Mean of a per-episode metric over all episodes of these iterations; None if none ended."""
+    pairs = [(line[name], line["episode/count"]) for line in lines if line.get(name) is not None]
+    count = sum(n for _, n in pairs)
+    return sum(x * n for x, n in pairs) / count if count else None
+
+
+def percentile(values: Sequence[float], share: float) -> Optional[float]:
+    """Linear interpolation between order statistics; None of nothing.
+
+    >>> percentile([1.0, 2.0, 3.0], 0.25)
+    1.5
+    """
+    if not values:
+        return None
+    ordered = sorted(values)
+    place = share * (len(ordered) - 1)
+    low = int(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+
+
+def _mean(values: List[float]) -> Optional[float]:
+    return sum(values) / len(values) if values else None
+
+
+def _least(lines: Sequence[Dict[str, Any]], name: str) -> Optional[float]:
+    return min((line[name] for line in lines if line.get(name) is not None), default=None)
