@@ -50,8 +50,8 @@ class PPOConfig:
     kl_target: float = 0.01
     """adaptive_kl: rate / factor above 2 * target, rate * factor under target / 2."""
     kl_factor: float = 1.5
-    kl_measure: Literal["minibatch", "epoch"] = "minibatch"
-    """adaptive_kl: adapt at every minibatch by its own KL, or once an epoch by the epoch's mean."""
+    kl_measure: Literal["minibatch", "epoch"] = "epoch"
+    """adaptive_kl: adapt at every minibatch by its own KL (rsl_rl), or once an epoch by the epoch's mean (steadier)."""
     kl_stop: Optional[float] = None
     """Leave the rest of the iteration's steps out once a minibatch's KL exceeds this. None: never."""
     grad_clip: Literal["joint", "separate"] = "joint"
@@ -148,16 +148,6 @@ def bootstrap_values(
 class PPO:
     """update(rollout) -> metrics. Holds the optimizer, the learning rate and the generator of the permutations."""
 
-    METRICS = (
-        "policy/loss",
-        "critic/loss",
-        "policy/entropy",
-        "policy/kl",
-        "policy/clip_share",
-        "policy/ratio_max_error",
-        "optim/grad_norm",
-    )
-
     def __init__(self, model: ActorCritic, config: PPOConfig, iterations: int, seed: int) -> None:
         self.model, self.config, self.iterations = model, config, iterations
         self.optimizer = FlatAdam(model.parameter_groups(), eps=config.adam_eps)
@@ -223,33 +213,30 @@ class PPO:
 
     # -- update --------------------------------------------------------------------------------------------------
     def update(self, batch: Batch, iteration: int) -> Dict[str, Tensor]:
-        """Epochs of minibatch steps. Returns means over the minibatches as device scalars.
+        """Epochs of minibatch steps. Returns means over the minibatches as device scalars; "policy/ratio_max_error" is
+        the largest |ratio - 1| before the first step, which is rounding alone.
 
         A gradient that is not finite moves nothing and is counted in "fault/bad_gradients".
         """
         cfg = self.config
         if cfg.schedule == "linear":
             self.rate.fill_(linear_rate(cfg.learning_rate, cfg.learning_rate_end, iteration, self.iterations))
-        rows = batch.valid.shape[0]
+        device, rows = batch.advantage.device, batch.valid.shape[0]
+        # A first, untrained policy moves far at any rate: its KL may lower the rate by one factor only.
+        floor = cfg.learning_rate_min if iteration else max(cfg.learning_rate_min, cfg.learning_rate / cfg.kl_factor)
         old_scale = self.model.head.scale().detach().clone()
-        sums = torch.zeros(len(self.METRICS), device=batch.advantage.device)
-        active = torch.ones((), dtype=torch.bool, device=sums.device)
-        bad = torch.zeros((), device=sums.device)
-        first_ratio_error: Optional[Tensor] = None
-        for epoch in range(cfg.epochs):
-            order = torch.randperm(rows, generator=self.generator, device=sums.device)
-            shuffled = _rows(batch, order)
-            epoch_kl = torch.zeros((), device=sums.device)
-            for index, part in enumerate(_split(shuffled, cfg.minibatches)):
+        active = torch.ones((), dtype=torch.bool, device=device)
+        bad = torch.zeros((), device=device)
+        steps: List[Tensor] = []
+        stats: Dict[str, Tensor] = {}
+        for _ in range(cfg.epochs):
+            order = torch.randperm(rows, generator=self.generator, device=device)
+            for part in _split(_rows(batch, order), cfg.minibatches):
                 loss, stats = self._loss(part, old_scale)
-                kl = stats[3]
-                if first_ratio_error is None:
-                    first_ratio_error = stats[5]
-                elif cfg.schedule == "adaptive_kl" and cfg.kl_measure == "minibatch":
-                    # Not for the first minibatch: before any step its KL says nothing about the step size.
-                    self.rate = adapt_rate(
-                        self.rate, kl, cfg.kl_target, cfg.learning_rate_min, cfg.learning_rate_max, cfg.kl_factor
-                    )
+                kl = stats["policy/kl"]
+                # Not at the first minibatch: before any step its KL says nothing about the step size.
+                if steps and cfg.kl_measure == "minibatch":
+                    self._adapt(kl, floor)
                 if cfg.kl_stop is not None:
                     active = active & (kl <= cfg.kl_stop)
                 self.optimizer.zero_grad()
@@ -258,19 +245,13 @@ class PPO:
                 finite = torch.isfinite(norm)
                 bad += (~finite).to(bad.dtype)
                 self.optimizer.step(self.rate, active & finite)
-                stats[6] = norm
-                sums += torch.stack(stats)
-                if epoch > 0 or index > 0:
-                    epoch_kl += kl
-            if cfg.schedule == "adaptive_kl" and cfg.kl_measure == "epoch":
-                measured = epoch_kl / max(1, cfg.minibatches - (epoch == 0))
-                self.rate = adapt_rate(
-                    self.rate, measured, cfg.kl_target, cfg.learning_rate_min, cfg.learning_rate_max, cfg.kl_factor
-                )
-        means = sums / (cfg.epochs * cfg.minibatches)
-        metrics: Dict[str, Tensor] = dict(zip(self.METRICS, means.unbind()))
-        assert first_ratio_error is not None
-        metrics["policy/ratio_max_error"] = first_ratio_error
+                steps.append(torch.stack([*stats.values(), norm]))
+            if cfg.kl_measure == "epoch":
+                epoch_kl = torch.stack(steps[max(1, len(steps) - cfg.minibatches) :] or steps)[:, 0].mean()
+                self._adapt(epoch_kl, floor)
+        table = torch.stack(steps)
+        metrics: Dict[str, Tensor] = dict(zip([*stats, "optim/grad_norm"], table.mean(0).unbind()))
+        metrics["policy/ratio_max_error"] = table[0, list(stats).index("policy/ratio_max_error")]
         metrics["fault/bad_gradients"] = bad
         metrics["optim/lr"] = self.rate.clone()
         scale = self.model.head.scale().detach()
@@ -278,8 +259,13 @@ class PPO:
             metrics["policy/std_mean"] = scale.mean()
         return metrics
 
-    def _loss(self, part: Batch, old_scale: Tensor) -> Tuple[Tensor, List[Tensor]]:
-        """The loss of one minibatch and its statistics in the order of METRICS (grad norm still to be filled in)."""
+    def _adapt(self, kl: Tensor, floor: float) -> None:
+        cfg = self.config
+        if cfg.schedule == "adaptive_kl":
+            self.rate = adapt_rate(self.rate, kl, cfg.kl_target, floor, cfg.learning_rate_max, cfg.kl_factor)
+
+    def _loss(self, part: Batch, old_scale: Tensor) -> Tuple[Tensor, Dict[str, Tensor]]:
+        """The loss of one minibatch and its statistics by metric name, the KL divergence first."""
         cfg, valid = self.config, part.valid
         now = self.model.evaluate(part.obs, part.action)
         advantage = part.advantage
@@ -296,7 +282,15 @@ class PPO:
             off = (ratio - 1.0).abs()
             clip_share = masked_mean((off > cfg.clip).to(off.dtype), valid)
             ratio_error = torch.where(valid, off, torch.zeros_like(off)).max()
-        return loss, [policy_loss.detach(), critic_loss.detach(), entropy.detach(), kl, clip_share, ratio_error, kl]
+        stats = {
+            "policy/kl": kl,
+            "policy/loss": policy_loss.detach(),
+            "critic/loss": critic_loss.detach(),
+            "policy/entropy": entropy.detach(),
+            "policy/clip_share": clip_share,
+            "policy/ratio_max_error": ratio_error,
+        }
+        return loss, stats
 
     # -- state ---------------------------------------------------------------------------------------------------
     def state_dict(self) -> Dict[str, Any]:
