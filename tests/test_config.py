@@ -1,0 +1,280 @@
+"""The settings: one truth in files and dataclasses, and whatever cannot work stops by name."""
+
+import dataclasses
+import inspect
+from pathlib import Path
+
+import pytest
+import yaml
+from helpers.toy_envs_runner import RESETS
+
+from rl_stagger.algorithms.ppo import PPOConfig
+from rl_stagger.config import (
+    CheckpointConfig,
+    Config,
+    LoggingConfig,
+    TaskConfig,
+    build_config,
+    compose,
+    config_dir,
+    from_tree,
+    load_config,
+    rewrite_overrides,
+    to_tree,
+)
+from rl_stagger.envs.registry import _load, make_env
+from rl_stagger.errors import ConfigError
+from rl_stagger.models.actor_critic import ModelConfig
+from rl_stagger.resets.rule import ResetConfig
+
+CONFIGS = config_dir()
+TASK_FILES = sorted(
+    p.relative_to(CONFIGS / "task").with_suffix("").as_posix() for p in (CONFIGS / "task").rglob("*.yaml")
+)
+RESET_FILES = sorted(p.stem for p in (CONFIGS / "reset").glob("*.yaml"))
+NATIVE = [name for name in TASK_FILES if "/" not in name and name != "custom"]
+
+
+def content(name):
+    return yaml.safe_load((CONFIGS / f"{name}.yaml").read_text(encoding="utf-8"))
+
+
+def field_names(cls):
+    return {f.name for f in dataclasses.fields(cls)}
+
+
+# -- files and dataclasses do not drift -----------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    "file, cls", [("algorithm/ppo", PPOConfig), ("model/mlp", ModelConfig), ("reset/staggered", ResetConfig)]
+)
+def test_the_default_of_each_group_is_the_dataclass(file, cls):
+    tree = content(file)
+    assert tree.keys() == field_names(cls)
+    assert from_tree(cls, tree, "") == cls()
+
+
+def test_the_top_level_is_the_dataclass():
+    tree = content("config")
+    groups = {"task", "reset", "algorithm", "model"}
+    assert tree.keys() - {"defaults", "hydra"} == field_names(Config) - groups
+    for name, cls in (("checkpoint", CheckpointConfig), ("logging", LoggingConfig)):
+        assert tree[name].keys() == field_names(cls)
+    own = {key: value for key, value in tree.items() if key not in ("defaults", "hydra")}
+    assert from_tree(Config, {**own, "task": {"name": "x"}}, "") == Config(TaskConfig("x"))
+    chosen = {key: value for entry in tree["defaults"] if isinstance(entry, dict) for key, value in entry.items()}
+    assert {key: chosen[key] for key in groups} == {
+        "reset": "staggered", "algorithm": "ppo", "model": "mlp", "task": "skill_chain",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", RESET_FILES)
+def test_every_reset_file_is_whole_and_valid(name):
+    tree = content(f"reset/{name}")
+    assert tree.keys() == field_names(ResetConfig), "every key is there to be overridden"
+    assert tree["name"] == name
+    config = from_tree(ResetConfig, tree, "")
+    assert config.check() == []
+    assert config == ResetConfig(name=name, **RESETS[name]), "what the tests call by this name"
+
+
+def test_the_tests_know_every_reset_file():
+    assert sorted(RESETS) == RESET_FILES
+
+
+@pytest.mark.parametrize("name", NATIVE)
+def test_a_task_file_gives_every_setting_of_its_task(name):
+    tree = content(f"task/{name}")
+    parameters = inspect.signature(_load(name)).parameters
+    own = {key: p.default for key, p in parameters.items() if key not in ("num_envs", "device", "seed")}
+    assert tree["task"] == {"name": name, "settings": own}
+    assert {"num_envs", "rollout_steps"} <= tree.keys(), "sizes that suit the task"
+
+
+def test_the_registry_and_the_task_files_name_the_same_tasks():
+    from rl_stagger.envs.registry import task_names
+
+    assert [name for name in task_names() if name != "mjlab"] == NATIVE
+
+
+@pytest.mark.parametrize("task", [name for name in TASK_FILES if name != "custom"])
+def test_every_task_goes_with_every_reset(task):
+    for reset in RESET_FILES:
+        config = load_config([f"task={task}", f"reset={reset}"])
+        assert config.reset == from_tree(ResetConfig, content(f"reset/{reset}"), "")
+        file = content(f"task/{task}")
+        assert (config.num_envs, config.rollout_steps) == (file["num_envs"], file["rollout_steps"])
+        for key, value in file.get("algorithm", {}).items():
+            assert getattr(config.algorithm, key) == value, "the task file comes after the algorithm"
+        horizon = config.task.settings["horizon_steps"]
+        assert horizon is None or horizon > config.rollout_steps, "there is something to stagger"
+
+
+@pytest.mark.parametrize("task", NATIVE)
+def test_every_native_task_can_be_made_from_its_file(task):
+    config = load_config([f"task={task}"])
+    env = make_env(config.task.name, 2, "cpu", 0, **config.task.settings)
+    assert env.spec.horizon_steps == config.task.settings["horizon_steps"]
+
+
+# -- the command line wins ------------------------------------------------------------------------------------------
+def test_overrides_come_last():
+    config = load_config(
+        ["task=legged_bench", "num_envs=8", "reset.num_groups=3", "algorithm.gamma=0.5", "model.actor_hidden=[32,16]"]
+    )
+    assert (config.num_envs, config.reset.num_groups, config.algorithm.gamma) == (8, 3, 0.5)
+    assert config.model.actor_hidden == (32, 16)
+    assert config.model.critic_hidden == (128, 128, 128), "the task's, where nothing was said"
+
+
+@pytest.mark.parametrize(
+    "override, read",
+    [
+        ("algorithm.learning_rate=1e-3", lambda c: c.algorithm.learning_rate),
+        ("algorithm.learning_rate=1E-3", lambda c: c.algorithm.learning_rate),
+        ("algorithm.learning_rate='1e-3'", lambda c: c.algorithm.learning_rate),
+        ("algorithm.learning_rate=.001", lambda c: c.algorithm.learning_rate),
+    ],
+)
+def test_every_way_to_write_a_thousandth(override, read):
+    value = read(load_config([override]))
+    assert (type(value), value) == (float, 0.001)
+
+
+def test_numbers_are_what_the_field_says():
+    config = load_config(["algorithm.reward_scale=2", "iterations=1e2", "task.settings.gating=1"])
+    assert (type(config.algorithm.reward_scale), config.algorithm.reward_scale) == (float, 2.0)
+    assert (type(config.iterations), config.iterations) == (int, 100)
+
+
+@pytest.mark.parametrize("off", ["off", "'off'", "false"])
+def test_off_is_a_word(off):
+    config = load_config([f"logging.console={off}", "compile=off"])
+    assert (config.logging.console, config.compile) == ("off", "off")
+
+
+def test_null_and_lists():
+    config = load_config(["algorithm.kl_stop=null", "run_dir=null", "model.actor_hidden=[]"])
+    assert (config.algorithm.kl_stop, config.run_dir, config.model.actor_hidden) == (None, None, ())
+    assert load_config(["algorithm.kl_stop=0.05"]).algorithm.kl_stop == 0.05
+
+
+def test_a_task_of_somebody_else():
+    config = load_config(["task=my.module:Robot", "task.settings.mass_kg=3.5", "num_envs=4"])
+    assert config.task == TaskConfig("my.module:Robot", {"mass_kg": 3.5})
+    assert rewrite_overrides(["task=a.b:C"]) == ["task=custom", "task.name='a.b:C'"]
+
+
+# -- what cannot work -----------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    "overrides, match",
+    [
+        # unknown names
+        (["num_env=3"], r"num_env=3: there is no key 'num_env'; did you mean 'num_envs'\?"),
+        (["algorithm.gama=0.9"], r"no key 'algorithm.gama'; did you mean 'gamma'\?"),
+        (["learning_rate=1e-4"], r"no key 'learning_rate'; did you mean 'algorithm.learning_rate'\?"),
+        (["algorithm.num_envs=4"], r"no key 'algorithm.num_envs'; did you mean 'num_envs'\?"),
+        (["task=skil_chain"], r"task=skil_chain: there is no such task; did you mean 'skill_chain'\?"),
+        (["task=mjlab/cartpole"], r"there is no such task; did you mean 'mjlab/cartpole_"),
+        (["reset=stagered"], r"reset=stagered: there is no such reset; did you mean 'staggered'\?"),
+        (["algorithm=sac"], r"algorithm=sac: there is no such algorithm; Valid: ppo"),
+        (["model=lstm"], r"model=lstm: there is no such model; .*mlp"),
+        (["num_envs"], r"'num_envs': settings are given as key=value, e.g. num_envs=1"),
+        # options
+        (["algorithm.schedule=adaptive"], r"algorithm.schedule=adaptive: did you mean 'adaptive_kl'\?"),
+        (["model.activation=rellu"], r"model.activation=rellu: did you mean 'relu'\?"),
+        (["reset.bring_up=warm"], r"reset.bring_up=warm: .*warmup"),
+        (["compile=on"], r"compile=on: .*Valid: off"),
+        (["precision=float16"], r"precision=float16: did you mean 'float32'\?"),
+        # types
+        (["num_envs=many"], r"num_envs='many': expected a whole number"),
+        (["num_envs=1.5"], r"num_envs=1.5: expected a whole number"),
+        (["num_envs=true"], r"num_envs=True: expected a whole number"),
+        (["num_envs=null"], r"num_envs=None: expected a whole number"),
+        (["algorithm.gamma=high"], r"algorithm.gamma='high': expected a number"),
+        (["algorithm.gamma=nan"], r"algorithm.gamma=nan: expected a number"),
+        (["algorithm.gamma=true"], r"algorithm.gamma=True: expected a number"),
+        (["logging.tensorboard=1"], r"logging.tensorboard=1: expected true or false"),
+        (["run_name=3"], r"run_name=3: expected text"),
+        (["model.actor_hidden=64"], r"model.actor_hidden=64: expected a list like \[64,64\]"),
+        (["model.actor_hidden=[64,x]"], r"model.actor_hidden\[1\]='x': expected a whole number"),
+        # sizes
+        (["num_envs=0"], r"num_envs=0: at least 1"),
+        (["rollout_steps=-1"], r"rollout_steps=-1: at least 1"),
+        (["iterations=0"], r"iterations=0: at least 1"),
+        (["threads=0"], r"threads=0: at least 1"),
+        (["seed=-1"], r"seed=-1: between 0 and 2\^32 - 1"),
+        (["checkpoint.keep_last=0"], r"checkpoint.keep_last=0: at least 1"),
+        (["algorithm.minibatches=0"], r"algorithm.minibatches=0: at least 1"),
+        (
+            ["num_envs=1", "rollout_steps=3"],
+            r"algorithm.minibatches=4: num_envs \* rollout_steps = 3 rows make at most 1",
+        ),
+        (["algorithm.gamma=1.5"], r"algorithm.gamma=1.5: between 0 and 1"),
+        (["algorithm.learning_rate=0.5"], r"algorithm.learning_rate=0.5: between learning_rate_min=1e-05"),
+        (["model.init_std=0"], r"model.init_std=0.0: at least std_floor = 0.01"),
+        (["model.actor_hidden=[0]"], r"model.actor_hidden=\(0,\): every layer needs at least 1 unit"),
+        (["reset.num_groups=0"], r"reset.num_groups=0: at least 1"),
+        (["run_name='a/b'"], r"run_name=a/b: letters, digits"),
+    ],
+)
+def test_what_cannot_work_is_named_with_what_would(overrides, match):
+    with pytest.raises(ConfigError, match=match):
+        load_config(overrides)
+
+
+def test_a_setting_that_the_task_does_not_have_is_judged_by_the_task():
+    config = load_config(["task=skill_chain", "task.settings.num_stage=3"])
+    with pytest.raises(
+        ConfigError, match=r"task 'skill_chain' has no setting 'num_stage' \(value 3\); did you mean 'num_stages'"
+    ):
+        make_env(config.task.name, 2, "cpu", 0, **config.task.settings)
+
+
+def test_trees_are_judged_like_overrides():
+    with pytest.raises(ConfigError, match="task is missing"):
+        build_config({})
+    with pytest.raises(ConfigError, match=r"task.nam='x': there is no such setting; did you mean 'name'"):
+        build_config({"task": {"nam": "x"}})
+    with pytest.raises(ConfigError, match="algorithm=3: expected a group of settings"):
+        build_config({"task": {"name": "x"}, "algorithm": 3})
+    with pytest.raises(ConfigError, match=r"task.settings=3: expected a group of settings"):
+        build_config({"task": {"name": "x", "settings": 3}})
+
+
+# -- round trips ----------------------------------------------------------------------------------------------------
+EVERYTHING = [
+    "task=point_reach", "reset=staggered_block", "reset.num_groups=7", "algorithm.kl_stop=0.3",
+    "model.actor_hidden=[5]", "checkpoint.every_iters=9", "logging.console=off", "seed=4294967295",
+    "run_dir=/tmp/x", "run_name=a-b",
+]  # fmt: skip
+
+
+def test_tree_and_config_are_the_same_thing():
+    config = load_config(EVERYTHING)
+    assert from_tree(Config, to_tree(config), "") == config
+    through_a_file = yaml.safe_load(yaml.safe_dump(to_tree(dataclasses.replace(config, model=ModelConfig()))["task"]))
+    assert through_a_file == to_tree(config)["task"]
+
+
+def test_the_file_that_a_run_writes_gives_the_config_back(tmp_path):
+    from rl_stagger.run_dir import write_start
+
+    config = load_config(EVERYTHING)
+    write_start(tmp_path, config, [])
+    assert build_config(yaml.safe_load((tmp_path / "config.yaml").read_text(encoding="utf-8"))) == config
+
+
+def test_a_tree_is_a_copy():
+    config = load_config([])
+    to_tree(config)["task"]["settings"]["num_stages"] = 1
+    assert config.task.settings["num_stages"] == 20
+    tree = compose([])
+    built = build_config(tree)
+    tree["task"]["settings"]["num_stages"] = 1
+    assert built.task.settings["num_stages"] == 20
+
+
+def test_configs_are_found_from_anywhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert load_config(["seed=3"]).seed == 3
+    assert Path(config_dir()).is_absolute()
