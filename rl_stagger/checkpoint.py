@@ -18,7 +18,10 @@ _NAME = re.compile(r"iter_(\d+)\.pt")
 
 
 class CheckpointStore:
-    """The folder checkpoints/ of a run: the newest `keep_last` files iter_<iteration>.pt, and best.pt."""
+    """The folder checkpoints/ of a run: the newest `keep_last` files iter_<iteration>.pt, and best.pt.
+
+    Saving removes files of later iterations: a run that went back to an earlier checkpoint has left that branch.
+    """
 
     def __init__(self, folder: Path, keep_last: int) -> None:
         self.folder, self.keep_last = Path(folder), keep_last
@@ -31,7 +34,9 @@ class CheckpointStore:
         _write(content, path)
         if best:
             _write(content, self.folder / "best.pt")
-        for old in list_checkpoints(self.folder)[: -self.keep_last]:
+        files = list_checkpoints(self.folder)
+        here = files.index(path) + 1
+        for old in files[: max(0, here - self.keep_last)] + files[here:]:
             old.unlink()
         return path
 
@@ -67,7 +72,7 @@ def file_fault(path: Path) -> Optional[str]:
     try:
         with zipfile.ZipFile(path) as archive:
             torn = archive.testzip()
-    except (zipfile.BadZipFile, OSError, EOFError, ValueError) as error:
+    except Exception as error:  # a damaged directory makes zipfile raise whatever its content suggests
         return f"is torn or not a checkpoint ({error})"
     return f"is damaged in its part '{torn}'" if torn else None
 
@@ -75,8 +80,8 @@ def file_fault(path: Path) -> Optional[str]:
 def _content_fault(state: Any) -> Optional[str]:
     if not isinstance(state, dict) or state.get("format") != FORMAT:
         return "was not written by rl_stagger"
-    if state["version"] != VERSION:
-        return f"has format version {state['version']}; this rl_stagger reads version {VERSION}"
+    if state.get("version") != VERSION:
+        return f"has format version {state.get('version')}; this rl_stagger reads version {VERSION}"
     return None
 
 

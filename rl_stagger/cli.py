@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import os
 import sys
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional, Sequence
@@ -32,7 +34,9 @@ Exit codes: 0 done, 1 failed, 2 a setting cannot work, 3 data or gradients not f
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
-    """Run a subcommand; returns the exit code."""
+    """Run a subcommand; returns the exit code. Modules in the current folder can be named: task=my_module:MyEnv."""
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
     arguments = list(sys.argv[1:] if argv is None else argv)
     commands: Dict[str, Callable[[List[str]], int]] = {"train": train, "evaluate": evaluate}
     if not arguments or arguments[0] in ("-h", "--help", "help"):
@@ -69,6 +73,8 @@ def train(arguments: List[str]) -> int:
         assert isinstance(tree, dict)
         code = _guarded(lambda: train_one({str(k): v for k, v in tree.items()}, job_overrides, sweep_dir), sweep_dir)
         codes.append(code)
+        if sweep_dir is not None:
+            _note_overrides(sweep_dir, job_overrides)
         if sweep_dir is None or code == EXIT_INTERRUPTED:
             sys.exit(code)
 
@@ -76,6 +82,8 @@ def train(arguments: List[str]) -> int:
     sys.argv = ["rl-stagger train", *flags, *overrides]
     try:
         job()
+    except SystemExit as stop:
+        return stop.code if isinstance(stop.code, int) else EXIT_FAILED if stop.code else EXIT_OK
     finally:
         sys.argv = before
     return max(codes, default=EXIT_OK)
@@ -87,13 +95,20 @@ def train_one(tree: Dict[str, Any], overrides: Sequence[str], sweep_dir: Optiona
     from rl_stagger.rng import seed_everything
     from rl_stagger.runner import Runner
 
-    if sweep_dir is not None and tree["run_dir"] is None:
+    if sweep_dir is not None:
+        if tree["run_dir"] is not None:
+            raise ConfigError(f"run_dir={tree['run_dir']}: a sweep numbers its folders itself; use hydra.sweep.dir=...")
         tree = {**tree, "run_dir": str(sweep_dir)}
     config = _resumed(build_config(tree), overrides) if tree["resume"] is not None else build_config(tree)
     config = dataclasses.replace(config, device=pick_device(config.device))
     # Before the environment is built: simulators draw while they are made.
     seed_everything(config.seed)
-    env = make_env(config.task.name, config.num_envs, config.device, config.seed, **config.task.settings)
+    try:
+        env = make_env(config.task.name, config.num_envs, config.device, config.seed, **config.task.settings)
+    except ValueError as error:
+        if ":" in config.task.name:
+            raise  # a task of the user's own: its author wants to see where
+        raise ConfigError(f"task {config.task.name}: {error}") from error
     try:
         result = Runner(env, config).learn()
     finally:
@@ -228,6 +243,15 @@ def _write_failed(sweep_dir: Path, text: str) -> None:
     if not path.exists():
         sweep_dir.mkdir(parents=True, exist_ok=True)
         write_json(path, {"status": "failed", "run_dir": str(sweep_dir), "error": text})
+
+
+def _note_overrides(sweep_dir: Path, overrides: Sequence[str]) -> None:
+    """What distinguishes this job from its neighbours, for the sweep's table."""
+    from rl_stagger.run_dir import write_json
+
+    path = sweep_dir / "summary.json"
+    if path.exists():
+        write_json(path, {**json.loads(path.read_text(encoding="utf-8")), "overrides": list(overrides)})
 
 
 def _complain(text: str, code: int) -> int:

@@ -65,7 +65,7 @@ class Episodes(NamedTuple):
     success: Optional[Tensor]
     finished: Tensor
     phase_reward: Tensor
-    """[bins] mean reward per step by phase of the episode."""
+    """[bins] mean reward per step by phase of the episode, in parts of the time limit (of max_steps without one)."""
     phase_share: Tensor
     """[bins] share of episodes that were still running there."""
 
@@ -79,6 +79,7 @@ def first_episodes(env: VecEnv, act: Callable[[Obs], Tensor], max_steps: Optiona
     limit = max_steps or env.spec.horizon_steps
     if limit is None:
         raise ConfigError("max_steps=null: this task has no time limit; give one")
+    span = env.spec.horizon_steps or limit
     obs = env.reset()
     device = env.device
     returns = torch.zeros(env.num_envs, dtype=torch.float64, device=device)
@@ -95,10 +96,10 @@ def first_episodes(env: VecEnv, act: Callable[[Obs], Tensor], max_steps: Optiona
         reward = torch.where(counted, step.reward, 0.0).to(torch.float64)
         returns += reward
         lengths += counted
-        place = t * PHASE_BINS // limit
+        place = min(t * PHASE_BINS // span, PHASE_BINS - 1)
         reward_sum[place] += reward.sum()
         step_count[place] += counted.sum()
-        if t == 0 or place != (t - 1) * PHASE_BINS // limit:
+        if t == 0 or place != min((t - 1) * PHASE_BINS // span, PHASE_BINS - 1):
             reached[place] = counted.sum()
         ended = counted & step.done
         if "success" in step.info:
@@ -150,6 +151,8 @@ def describe_episodes(episodes: Episodes, horizon_steps: Optional[int]) -> Dict[
     for name, values in (("return", episodes.returns), ("length", episodes.lengths)):
         kept = values[done].tolist()
         mean, low, high = mean_interval(kept) if kept else (None, None, None)
+        if count < 2:
+            low = high = None  # JSON has no NaN
         report[name] = {"mean": mean, "low": low, "high": high}
     if episodes.success is not None and count:
         share, low, high = share_interval(int(episodes.success[done].sum()), count)
@@ -215,13 +218,14 @@ def _print_report(report: Dict[str, Any], kinds: Tuple[str, ...], path: Path) ->
         shown = [_shown(part.get(name), digits) for name, digits in (("return", 2), ("length", 1), ("success", 3))]
         unfinished = f" (+{part['unfinished']} unfinished)" if part["unfinished"] else ""
         table.add_row(kind, f"{part['episodes']}{unfinished}", *shown)
-    phases = Table(title="mean reward per step by phase of the episode")
-    phases.add_column("policy")
-    for part in report[kinds[0]]["phase"]:
-        phases.add_column(f"{100 * part['from']:.0f} %", justify="right")
+    phases = Table(title="mean reward per step by phase")
+    phases.add_column("phase", justify="right")
     for kind in kinds:
-        row = [f"{p['reward_per_step']:.3g}" if p["running_share"] else "-" for p in report[kind]["phase"]]
-        phases.add_row(kind, *row)
+        phases.add_column(kind, justify="right")
+    for index in range(PHASE_BINS):
+        parts = [report[kind]["phase"][index] for kind in kinds]
+        cells = [f"{part['reward_per_step']:.3g}" if part["running_share"] else "-" for part in parts]
+        phases.add_row(f"{100 * index // PHASE_BINS}-{100 * (index + 1) // PHASE_BINS} %", *cells)
     console = Console()
     console.print(table, phases)
     print(f"written to {path}")
@@ -230,4 +234,6 @@ def _print_report(report: Dict[str, Any], kinds: Tuple[str, ...], path: Path) ->
 def _shown(value: Optional[Dict[str, Any]], digits: int) -> str:
     if value is None or value["mean"] is None:
         return "-"
+    if value["low"] is None:
+        return f"{value['mean']:.{digits}f}"
     return f"{value['mean']:.{digits}f} [{value['low']:.{digits}f}, {value['high']:.{digits}f}]"

@@ -116,7 +116,7 @@ class Reporter:
 
     def _open_writers(self, iteration: int) -> List[Writer]:
         cfg = self.config.logging
-        writers: List[Writer] = [JsonLinesWriter(self.run_dir / "metrics.jsonl", keep_until=iteration)]
+        writers: List[Writer] = [JsonLinesWriter(self.run_dir / "metrics.jsonl", keep_until=iteration + 1)]
         if cfg.tensorboard:
             step = iteration * self.config.num_envs * self.config.rollout_steps
             writers.append(TensorBoardWriter(self.run_dir, purge_step=step + 1 if iteration else None))

@@ -62,7 +62,10 @@ class Runner:
         self.env, self.device = env, env.device
         self.notes.append(f"reset rule {env.describe()}")
         self.watch = env.watch = Stopwatch(self.device)
-        self.model = ActorCritic(env.spec, cfg.model).to(self.device)
+        try:
+            self.model = ActorCritic(env.spec, cfg.model).to(self.device)
+        except ValueError as error:
+            raise ConfigError(f"model does not fit this task: {error}") from error
         env.actor = lambda obs: self.model.act(obs, self.collector.generator).env_action
         self.learner = PPO(self.model, cfg.algorithm, cfg.iterations, seed + 1)
         keep_final_obs = cfg.algorithm.bootstrap == "final_obs"

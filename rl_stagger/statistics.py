@@ -99,12 +99,12 @@ class Statistics:
         """Metrics of one rollout."""
         valid = rollout.valid
         done = rollout.done & valid
-        terminated = rollout.terminated & valid
+        terminated, cut = rollout.terminated & valid, rollout.cut & valid
         reward = torch.where(valid, rollout.reward, torch.zeros_like(rollout.reward))
         returns, self._return = totals_since_done(reward, self._return, done)
         lengths, self._length = totals_since_done(valid.to(torch.int64), self._length, done)
         begun_midway = valid & (lengths == 1) & (torch.maximum(rollout.phase, rollout.clock) > 0)
-        marks, self._partial = totals_since_done((begun_midway | rollout.cut).to(torch.int64), self._partial, done)
+        marks, self._partial = totals_since_done((begun_midway | cut).to(torch.int64), self._partial, done)
         full = done & (marks == 0)
         length = lengths.to(returns.dtype)
         metrics = {

@@ -76,8 +76,16 @@ def masked_moments(x: Tensor, valid: Tensor) -> Tuple[Tensor, Tensor]:
     return mean, masked_mean((x - mean).square(), valid)
 
 
+def masked_center(x: Tensor, valid: Tensor) -> Tensor:
+    """`x` minus its mean over the rows where `valid`. Taken twice: the second time removes the rounding of the first,
+    which is all that is left of a batch that does not vary. Same shapes."""
+    once = x - masked_mean(x, valid)
+    return once - masked_mean(once, valid)
+
+
 def explained_variance(prediction: Tensor, target: Tensor, valid: Tensor) -> Tensor:
-    """1 - Var(target - prediction) / Var(target) over valid rows; NaN where the target does not vary."""
+    """1 - Var(target - prediction) / Var(target) over valid rows; NaN where the target varies by rounding only."""
     _, residual = masked_moments(target - prediction, valid)
-    _, total = masked_moments(target, valid)
-    return torch.where(total > 0, 1.0 - residual / total, torch.full_like(total, float("nan")))
+    mean, total = masked_moments(target, valid)
+    varies = total > 1e-13 * mean.square()
+    return torch.where(varies, 1.0 - residual / total, torch.full_like(total, float("nan")))

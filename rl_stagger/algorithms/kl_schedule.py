@@ -11,8 +11,8 @@ def adapt_rate(
 ) -> Tensor:
     """The next learning rate, without a host read (rule of Rudin et al. 2021, arXiv 2109.11978).
 
-    KL > 2 * target: rate / factor. 0 < KL < target / 2: rate * factor. Otherwise, and for a KL that is not finite, as
-    it was. Always within [rate_min, rate_max]. `rate`, `kl`: scalars.
+    KL > 2 * target: rate / factor. 0 < KL < target / 2: rate * factor. Otherwise, and for a KL of NaN, as it was.
+    Always within [rate_min, rate_max]. `rate`, `kl`: scalars.
     """
     too_far = kl > 2.0 * target
     too_near = (kl < 0.5 * target) & (kl > 0.0)

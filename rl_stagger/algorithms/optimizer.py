@@ -34,7 +34,8 @@ class FlatAdam:
         self.grad = torch.zeros_like(self.flat)
         self.exp_avg = torch.zeros_like(self.flat)
         self.exp_avg_sq = torch.zeros_like(self.flat)
-        self.count = torch.zeros((), dtype=torch.float32, device=self.flat.device)
+        self.count = torch.zeros((), dtype=torch.float64, device=self.flat.device)
+        """Steps taken; in float64, since 1 - 0.999^count in float32 is off by 1e-5."""
         self._slices: List[slice] = []
         start = 0
         for group in groups:

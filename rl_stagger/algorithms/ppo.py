@@ -11,7 +11,7 @@ from typing import Any, Dict, List, Literal, NamedTuple, Optional, Tuple
 import torch
 from torch import Tensor
 
-from rl_stagger.algorithms.gae import explained_variance, masked_gae, masked_mean, masked_moments
+from rl_stagger.algorithms.gae import explained_variance, masked_center, masked_gae, masked_mean
 from rl_stagger.algorithms.kl_schedule import adapt_rate, linear_rate
 from rl_stagger.algorithms.optimizer import FlatAdam
 from rl_stagger.models.actor_critic import ActorCritic
@@ -128,8 +128,9 @@ def value_error(value: Tensor, old_value: Tensor, target: Tensor, value_clip: Op
 
 def standardize(x: Tensor, valid: Tensor, eps: float = 1e-8) -> Tensor:
     """(x - mean) / std over the valid rows; 0 in the others. A batch that does not vary gives zeros."""
-    mean, var = masked_moments(x, valid)
-    return torch.where(valid, (x - mean) / (var.sqrt() + eps), torch.zeros_like(x))
+    centered = masked_center(x, valid)
+    std = masked_mean(centered.square(), valid).sqrt()
+    return torch.where(valid, centered / (std + eps), torch.zeros_like(x))
 
 
 def bootstrap_values(
@@ -231,12 +232,13 @@ class PPO:
         stats: Dict[str, Tensor] = {}
         for _ in range(cfg.epochs):
             order = torch.randperm(rows, generator=self.generator, device=device)
+            active_before = active
             for part in _split(_rows(batch, order), cfg.minibatches):
                 loss, stats = self._loss(part, old_scale)
                 kl = stats["policy/kl"]
                 # Not at the first minibatch: before any step its KL says nothing about the step size.
                 if steps and cfg.kl_measure == "minibatch":
-                    self._adapt(kl, floor)
+                    self._adapt(kl, active, floor)
                 if cfg.kl_stop is not None:
                     active = active & (kl <= cfg.kl_stop)
                 self.optimizer.zero_grad()
@@ -246,9 +248,9 @@ class PPO:
                 bad += (~finite).to(bad.dtype)
                 self.optimizer.step(self.rate, active & finite)
                 steps.append(torch.stack([*stats.values(), norm]))
-            if cfg.kl_measure == "epoch":
-                epoch_kl = torch.stack(steps[max(1, len(steps) - cfg.minibatches) :] or steps)[:, 0].mean()
-                self._adapt(epoch_kl, floor)
+            if cfg.kl_measure == "epoch" and len(steps) > 1:
+                epoch_kl = torch.stack(steps[max(1, len(steps) - cfg.minibatches) :])[:, 0].mean()
+                self._adapt(epoch_kl, active_before, floor)
         table = torch.stack(steps)
         metrics: Dict[str, Tensor] = dict(zip([*stats, "optim/grad_norm"], table.mean(0).unbind()))
         metrics["policy/ratio_max_error"] = table[0, list(stats).index("policy/ratio_max_error")]
@@ -259,10 +261,12 @@ class PPO:
             metrics["policy/std_mean"] = scale.mean()
         return metrics
 
-    def _adapt(self, kl: Tensor, floor: float) -> None:
+    def _adapt(self, kl: Tensor, active: Tensor, floor: float) -> None:
+        """Only while steps are taken: after a `kl_stop` the KL stands still and says nothing more about the rate."""
         cfg = self.config
         if cfg.schedule == "adaptive_kl":
-            self.rate = adapt_rate(self.rate, kl, cfg.kl_target, floor, cfg.learning_rate_max, cfg.kl_factor)
+            rate = adapt_rate(self.rate, kl, cfg.kl_target, floor, cfg.learning_rate_max, cfg.kl_factor)
+            self.rate = rate if cfg.kl_stop is None else torch.where(active, rate, self.rate)
 
     def _loss(self, part: Batch, old_scale: Tensor) -> Tuple[Tensor, Dict[str, Tensor]]:
         """The loss of one minibatch and its statistics by metric name, the KL divergence first."""
@@ -271,7 +275,8 @@ class PPO:
         advantage = part.advantage
         if cfg.normalize_advantage == "minibatch":
             advantage = standardize(advantage, valid)
-        ratio = (now.log_prob - part.log_prob).exp()
+        # Masked before exp: an infinite ratio in an invalid row would make the gradient 0 * inf.
+        ratio = torch.where(valid, now.log_prob - part.log_prob, torch.zeros_like(part.log_prob)).exp()
         policy_loss = masked_mean(clipped_surrogate(ratio, advantage, cfg.clip), valid)
         value_clip = cfg.value_clip if cfg.value_loss == "clipped" else None
         critic_loss = masked_mean(value_error(now.value, part.value, part.target, value_clip), valid)

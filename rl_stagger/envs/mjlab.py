@@ -202,6 +202,7 @@ class MjlabEnv(VecEnv):
             state["rows"] = self._rows(clone=True, identity=True)
             state["obs"] = {name: value.clone() for name, value in self._obs.items()}
             state["waiting"] = self._waiting.clone()
+            state["log"] = dict(self._log)
         return state
 
     def load_state_dict(self, state: Dict[str, Any]) -> None:
@@ -212,6 +213,7 @@ class MjlabEnv(VecEnv):
             self.set_state(state["rows"])
             self._obs = {name: value.to(self.device).clone() for name, value in state["obs"].items()}
             self._waiting = state["waiting"].to(self.device).clone()
+            self._log = dict(state["log"])
         self._rng = [rng.cpu() for rng in state["rng"]]
 
     def _rows(self, clone: bool = False, identity: bool = False) -> Dict[str, Any]:

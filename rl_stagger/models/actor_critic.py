@@ -187,7 +187,8 @@ class ActorCritic(nn.Module):
     # -- between iterations --------------------------------------------------------------------------------------
     @torch.no_grad()
     def update_normalizers(self, obs: Obs, target: Tensor, valid: Tensor) -> None:
-        """Merge one iteration's raw observations [B, *shape] and value targets [B] where `valid` [B].
+        """Merge one iteration's raw observations [B, *shape] and value targets [B], in the critic's units, where
+        `valid` [B].
 
         The critic's last layer is rescaled so that its values in reward units stay what they were.
         """
@@ -195,7 +196,7 @@ class ActorCritic(nn.Module):
             self.normalizers[name].update(obs[name], valid)  # type: ignore[operator]
         if isinstance(self.value_normalizer, RunningNormalizer):
             old_mean, old_std = self.value_normalizer.mean.clone(), self.value_normalizer.std()
-            self.value_normalizer.update(target, valid)
+            self.value_normalizer.update(self.denormalize_value(target), valid)
             new_mean, new_std = self.value_normalizer.mean, self.value_normalizer.std()
             last = self.critic[-1]
             assert isinstance(last, nn.Linear)

@@ -33,9 +33,9 @@ def gaussian_entropy(std: Tensor) -> Tensor:
 
 def gaussian_kl(mean_old: Tensor, std_old: Tensor, mean_new: Tensor, std_new: Tensor) -> Tensor:
     """KL(old || new) of diagonal Gaussians; [..., A] each; [...] out."""
-    ratio = (std_old / std_new).square()
+    log_ratio = 2.0 * (torch.log(std_old) - torch.log(std_new))  # of variances; expm1 keeps a small KL from rounding
     shift = ((mean_old - mean_new) / std_new).square()
-    return 0.5 * (ratio + shift - 1.0 - torch.log(ratio)).sum(-1)
+    return 0.5 * (torch.expm1(log_ratio) - log_ratio + shift).sum(-1)
 
 
 def log_tanh_slope(x: Tensor) -> Tensor:

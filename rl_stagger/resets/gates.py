@@ -26,6 +26,9 @@ class Gate:
     def pause(self, env: VecEnv) -> None:
         """Called before a bring-up: environments must reset themselves during it."""
 
+    def release(self, env_mask: Tensor, obs: Obs) -> None:
+        """Somebody else started the rows of `env_mask` anew; `obs` is what all N show since."""
+
     def step(self, env: VecEnv, action: Tensor, watch: Watch) -> Step:
         raise NotImplementedError
 
@@ -69,6 +72,11 @@ class BlockGate(Gate):
     def pause(self, env: VecEnv) -> None:
         env.set_manual_reset(False)
 
+    def release(self, env_mask: Tensor, obs: Obs) -> None:
+        if self.waiting is not None:
+            self.waiting = self.waiting & ~env_mask
+            self.held = where_rows(env_mask, obs, self.held)
+
     def step(self, env: VecEnv, action: Tensor, watch: Watch) -> Step:
         assert self.waiting is not None
         frozen, live = self.waiting, ~self.waiting
@@ -91,6 +99,8 @@ class BlockGate(Gate):
         return {"steps_done": self.steps_done, "waiting": self.waiting, "held": dict(self.held)}
 
     def load_state_dict(self, env: VecEnv, state: Dict[str, Any]) -> None:
+        if state["waiting"] is None:  # saved before its first bring-up
+            return
         env.set_manual_reset(True)
         self.steps_done = int(state["steps_done"])
         self.waiting = state["waiting"].to(env.device)

@@ -99,6 +99,7 @@ class StaggeredResets(VecEnv):
         self.offsets = torch.zeros(self.num_envs, dtype=torch.int64)
         """[N] int64 on the CPU: where the last bring-up put each environment."""
         self._phase = torch.zeros(self.num_envs, dtype=torch.int64, device=self.device)
+        self._manual_reset = False
         self.warmup_steps = 0
         """Env steps spent in bring-ups so far, all environments together."""
         self.actor: Optional[Actor] = None
@@ -139,14 +140,19 @@ class StaggeredResets(VecEnv):
         if env_mask is not None:
             obs = self.env.reset(env_mask)
             self._phase = torch.where(env_mask, 0, self._phase)
+            self._gate.release(env_mask, obs)
             return obs
-        if self.spec.horizon_steps is not None and self.num_groups > 1:
+        if self.spec.horizon_steps is not None and self.config.bring_up != "none":
             self.offsets = ALLOCATIONS[self.config.allocation](
                 self.num_envs, self.spec.horizon_steps, self.num_groups, self._offset_generator
             )
         self._gate.pause(self.env)
+        if self._manual_reset:
+            self.env.set_manual_reset(False)
         with self.watch("reset"):
             start = self._bring_up.run(self.env, self.offsets, self._warmup_actor())
+        if self._manual_reset:
+            self.env.set_manual_reset(True)
         self._phase = start.phase_steps
         self.warmup_steps += start.warmup_steps
         self._gate.begin(self.env, start.obs)
@@ -155,13 +161,18 @@ class StaggeredResets(VecEnv):
     def step(self, action: Tensor) -> Step:
         self._upkeep.before_step(self.env)
         step = self._gate.step(self.env, action, self.watch)
+        if self._manual_reset:
+            step.info["reset"] = torch.zeros_like(step.terminated)
         self._phase = torch.where(step.info["reset"], 0, self._phase + step.valid)
         return step
 
     def set_manual_reset(self, manual: bool) -> None:
-        if self.config.gate == "block" and manual:
-            raise self.lacks(Capability.MANUAL_RESET)
+        if self.config.gate == "block":
+            if manual:
+                raise self.lacks(Capability.MANUAL_RESET)
+            return  # nobody has asked for them but the gate, which goes on needing them
         self.env.set_manual_reset(manual)
+        self._manual_reset = manual
 
     def set_elapsed_steps(self, steps: Tensor, env_mask: Optional[Tensor] = None) -> None:
         self.env.set_elapsed_steps(steps, env_mask)
@@ -172,7 +183,9 @@ class StaggeredResets(VecEnv):
     def set_state(self, state: Dict[str, Tensor], env_mask: Optional[Tensor] = None) -> Obs:
         obs = self.env.set_state(state, env_mask)
         clock = self.env.elapsed_steps
-        self._phase = clock if env_mask is None else torch.where(env_mask, clock, self._phase)
+        mask = torch.ones_like(clock, dtype=torch.bool) if env_mask is None else env_mask
+        self._phase = torch.where(mask, clock, self._phase)
+        self._gate.release(mask, obs)
         return obs
 
     def seed(self, seed: int) -> None:
