@@ -107,9 +107,9 @@ def main() -> None:
     lines = [
         "# mjlab/cartpole_balance: our trainer beside mjlab's own rsl_rl trainer",
         "",
-        f"`{command}`, Python {platform.python_version()}, {platform.machine()}, one thread; N = {args.num_envs}, K = 32, "
-        "H = 1000, nets 2 x 64 ELU, 5 epochs x 4 minibatches, KL-adaptive rate per minibatch (rsl_rl's rule), "
-        "clipped value loss, entropy 0.01. Samples of `staggered` include its warm-up.",
+        f"`{command}`, Python {platform.python_version()}, {platform.machine()}; N = {args.num_envs}, K = 32, "
+        "H = 1000, nets 2 x 64 ELU, 5 epochs x 4 minibatches, KL-adaptive rate per minibatch (rsl_rl's rule), clipped "
+        "value loss, entropy 0.01. Samples of `staggered` include its warm-up.",
         "",
         "Mean return of the full episodes of the last horizon, over seeds, at equal samples (each seed in brackets):",
         "",
