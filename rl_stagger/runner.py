@@ -84,8 +84,8 @@ class Runner:
     def learn(self, iterations: Optional[int] = None) -> RunResult:
         """Train until `iterations` (default: the config's) are done in total, and write the run directory.
 
-        SIGINT or SIGTERM finish the iteration, save and return with status "interrupted". Raises NonFiniteError, with
-        the parameters as they were, when data or gradients are not finite.
+        SIGINT or SIGTERM finish the iteration, save and return with status "interrupted". Raises NonFiniteError when
+        data or gradients are not finite: before the first step for data, from the first bad gradient on otherwise.
         """
         total = self._in_total(iterations)
         reporter = Reporter(self.config, self.env, self.notes, total, self._home, self.iteration)

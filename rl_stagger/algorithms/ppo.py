@@ -217,7 +217,7 @@ class PPO:
         """Epochs of minibatch steps. Returns means over the minibatches as device scalars; "policy/ratio_max_error" is
         the largest |ratio - 1| before the first step, which is rounding alone.
 
-        A gradient that is not finite moves nothing and is counted in "fault/bad_gradients".
+        From a gradient that is not finite on nothing moves; "fault/bad_gradients" counts such minibatches.
         """
         cfg = self.config
         if cfg.schedule == "linear":
@@ -246,7 +246,9 @@ class PPO:
                 norm = self.optimizer.clip_grad_norm(cfg.max_grad_norm, cfg.grad_clip == "separate")
                 finite = torch.isfinite(norm)
                 bad += (~finite).to(bad.dtype)
-                self.optimizer.step(self.rate, active & finite)
+                active = active & finite
+                self.optimizer.step(self.rate, active)
+                self.model.head.project()
                 steps.append(torch.stack([*stats.values(), norm]))
             if cfg.kl_measure == "epoch" and len(steps) > 1:
                 epoch_kl = torch.stack(steps[max(1, len(steps) - cfg.minibatches) :])[:, 0].mean()
@@ -262,11 +264,11 @@ class PPO:
         return metrics
 
     def _adapt(self, kl: Tensor, active: Tensor, floor: float) -> None:
-        """Only while steps are taken: after a `kl_stop` the KL stands still and says nothing more about the rate."""
+        """Only while steps are taken: once they stop, the KL stands still and says nothing more about the rate."""
         cfg = self.config
         if cfg.schedule == "adaptive_kl":
             rate = adapt_rate(self.rate, kl, cfg.kl_target, floor, cfg.learning_rate_max, cfg.kl_factor)
-            self.rate = rate if cfg.kl_stop is None else torch.where(active, rate, self.rate)
+            self.rate = torch.where(active, rate, self.rate)
 
     def _loss(self, part: Batch, old_scale: Tensor) -> Tuple[Tensor, Dict[str, Tensor]]:
         """The loss of one minibatch and its statistics by metric name, the KL divergence first."""

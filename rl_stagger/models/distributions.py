@@ -8,7 +8,7 @@ its checks read from the device.
 from __future__ import annotations
 
 import math
-from typing import Optional, Tuple
+from typing import Optional
 
 import torch
 import torch.nn.functional as F
@@ -77,9 +77,8 @@ class Head(nn.Module):
     def to_env(self, raw: Tensor) -> Tensor:
         raise NotImplementedError
 
-    def describe(self, params: Tensor) -> Tuple[Tensor, Tensor]:
-        """(mean, std) of the action as the environment's user thinks of it, for logs and export."""
-        raise NotImplementedError
+    def project(self) -> None:
+        """Bring parameters back into their range, in place, after an optimizer step."""
 
 
 class GaussianHead(Head):
@@ -101,8 +100,12 @@ class GaussianHead(Head):
         self.register_buffer("high", high, persistent=False)
 
     def scale(self) -> Tensor:
-        std = self.std_param.exp() if self.std_form == "log" else self.std_param
-        return std.clamp(min=self.std_floor)
+        return self.std_param.exp() if self.std_form == "log" else self.std_param
+
+    @torch.no_grad()
+    def project(self) -> None:
+        """Hold the parameter itself at the floor: clamping its value in use would leave it no gradient to rise by."""
+        self.std_param.clamp_(min=math.log(self.std_floor) if self.std_form == "log" else self.std_floor)
 
     def sample(self, params: Tensor, generator: Optional[torch.Generator]) -> Tensor:
         noise = torch.empty_like(params).normal_(generator=generator)
@@ -122,9 +125,6 @@ class GaussianHead(Head):
 
     def to_env(self, raw: Tensor) -> Tensor:
         return torch.minimum(torch.maximum(raw, self.low), self.high)
-
-    def describe(self, params: Tensor) -> Tuple[Tensor, Tensor]:
-        return params, self.scale()
 
 
 class TanhGaussianHead(GaussianHead):
@@ -196,9 +196,6 @@ class CategoricalHead(Head):
 
     def to_env(self, raw: Tensor) -> Tensor:
         return raw
-
-    def describe(self, params: Tensor) -> Tuple[Tensor, Tensor]:
-        return params, self.no_scale
 
 
 def make_head(spec: ActionSpec, distribution: str, init_std: float, std_floor: float, std_form: str) -> Head:

@@ -267,7 +267,9 @@ def test_value_loss_plain_and_clipped():
 @pytest.mark.parametrize("normalize", ["none", "minibatch"])
 def test_invalid_rows_change_nothing(action, normalize):
     model = small_model(action)
-    config = dataclasses.replace(FIXED, normalize_advantage=normalize, entropy_coef=0.01, value_loss="clipped")
+    with torch.no_grad():
+        model.actor[-1].weight.mul_(100.0)  # so that entropies of choices differ from row to row
+    config = dataclasses.replace(FIXED, normalize_advantage=normalize, entropy_coef=0.1, value_loss="clipped")
     clean = batch_for(model, 10)
     more = batch_for(model, 6, seed=8)
     garbage = more._replace(
@@ -372,11 +374,12 @@ def test_the_first_minibatch_of_an_iteration_is_no_measurement():
     # Before any step the KL is rounding: one whole-batch step an epoch gives the first epoch nothing to go by
     model = small_model()
     batch = batch_for(model, 64)
-    config = PPOConfig(epochs=2, minibatches=1, learning_rate=1e-4, kl_target=100.0, kl_measure="epoch")
     shifted = batch._replace(params=batch.params + 1e-3)  # as if rounding had given a positive KL
-    for b in (batch, shifted):
-        metrics, _ = updated(config, model, b, iteration=1)
-        assert metrics["optim/lr"] == pytest.approx(1.5e-4, rel=1e-5)
+    for measure in ("minibatch", "epoch"):
+        config = PPOConfig(epochs=2, minibatches=1, learning_rate=1e-4, kl_target=100.0, kl_measure=measure)
+        for b in (batch, shifted):
+            metrics, _ = updated(config, model, b, iteration=1)
+            assert metrics["optim/lr"] == pytest.approx(1.5e-4, rel=1e-5), measure
 
 
 def test_fixed_and_linear_rates():
@@ -402,6 +405,25 @@ def test_kl_stop_leaves_the_rest_of_the_steps_out():
     assert not torch.equal(free, one_step)
     _, never = updated(dataclasses.replace(config, kl_stop=1e6), model, batch)
     assert torch.equal(never, free)
+
+
+@pytest.mark.parametrize("high", [0.5, NAN])
+def test_kl_stop_is_for_the_rest_of_the_iteration(monkeypatch, high):
+    # KLs fed by hand, bound .1: 0 .05 .5 0 0 0: two steps, none after that even though the KL is small again
+    model = small_model()
+    learner = PPO(model, dataclasses.replace(FIXED, epochs=3, minibatches=2, kl_stop=0.1), 1, 0)
+    kls, loss = iter([0.0, 0.05, high, 0.0, 0.0, 0.0]), learner._loss
+
+    def fed(part, old_scale):
+        value, stats = loss(part, old_scale)
+        return value, {**stats, "policy/kl": torch.tensor(next(kls))}
+
+    monkeypatch.setattr(learner, "_loss", fed)
+    learner.update(batch_for(model, 16), 0)
+    assert float(learner.optimizer.count) == 2
+    monkeypatch.setattr(learner, "_loss", loss)
+    learner.update(batch_for(model, 16), 1)
+    assert float(learner.optimizer.count) > 2, "the next iteration begins anew"
 
 
 @pytest.mark.parametrize("measure", ["minibatch", "epoch"])
@@ -437,7 +459,7 @@ def test_a_bad_gradient_moves_nothing_and_is_counted(poison):
     assert not torch.equal(parameters_of(learner), before), "good data are learned from again"
 
 
-def test_only_the_bad_minibatch_is_left_out():
+def test_nothing_moves_from_the_first_bad_minibatch_on():
     model = small_model()
     batch = batch_for(model, 16)
     batch.advantage[3] = NAN
@@ -446,8 +468,9 @@ def test_only_the_bad_minibatch_is_left_out():
     metrics = learner.update(batch, 0)
     assert float(metrics["fault/bad_gradients"]) == 2
     assert torch.isfinite(parameters_of(learner)).all()
+    # The bad row is in the fourth minibatch of the first epoch: three steps before it, none after
     assert not torch.equal(parameters_of(learner), before)
-    assert float(learner.optimizer.count) == 6
+    assert float(learner.optimizer.count) == 3
 
 
 def test_gradients_are_clipped_before_the_step():

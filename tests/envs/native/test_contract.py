@@ -119,7 +119,7 @@ def test_the_calm_settings_are_calm_and_the_wild_ones_vary(task):
 
 @every_task
 def test_the_defaults_are_those_in_the_config_file(task):
-    config = yaml.safe_load((Path(__file__).parents[3] / "configs" / "task" / f"{task}.yaml").read_text())
+    config = yaml.safe_load((Path(__file__).parents[3] / "configs" / "task" / f"{task}.yaml").read_text())["task"]
     assert config["name"] == task
     env = make_env(task, num_envs=2, **config["settings"])
     accepted = inspect.signature(type(env)).parameters
