@@ -9,6 +9,7 @@ from rl_stagger.config import Config, load_config
 from rl_stagger.envs.base import Box, Capability, Discrete, EnvSpec, Step, VecEnv
 from rl_stagger.envs.registry import make_env, register_task
 from rl_stagger.errors import CapabilityError, CheckpointError, ConfigError, NonFiniteError
+from rl_stagger.policy import load_policy
 from rl_stagger.resets.rule import StaggeredResets
 from rl_stagger.runner import Runner, RunResult
 
@@ -29,6 +30,7 @@ __all__ = [
     "VecEnv",
     "gae",
     "load_config",
+    "load_policy",
     "make_env",
     "register_task",
 ]

@@ -18,6 +18,7 @@ from rl_stagger.config import Config, check_config, to_tree
 from rl_stagger.envs.base import Capability, VecEnv
 from rl_stagger.errors import CheckpointError, ConfigError, NonFiniteError
 from rl_stagger.models.actor_critic import ActorCritic
+from rl_stagger.policy import spec_to_tree
 from rl_stagger.reporter import Reporter
 from rl_stagger.resets.rule import StaggeredResets
 from rl_stagger.rng import global_rng_state, seed_everything, set_global_rng_state
@@ -26,8 +27,8 @@ from rl_stagger.run_dir import task_folder
 from rl_stagger.statistics import Statistics, read_metrics
 from rl_stagger.stopwatch import Stopwatch
 
-MUST_AGREE = ("task", "model", "reset", "num_envs", "rollout_steps")
-"""Settings that a resumed run shares with its checkpoint; the rest may be changed on the way."""
+MUST_AGREE = ("task", "spec", "model", "reset", "num_envs", "rollout_steps")
+"""What a resumed run shares with its checkpoint ("spec": the environment's shapes); the rest may be changed."""
 
 
 class RunResult(NamedTuple):
@@ -145,6 +146,7 @@ class Runner:
         """All that a resume needs, one tree."""
         return {
             "config": to_tree(self.config),
+            "spec": spec_to_tree(self.env.spec),
             "iteration": self.iteration,
             "wall_s": self.wall_s,
             "model": self.model.state_dict(),
@@ -157,7 +159,8 @@ class Runner:
 
     def load_state_dict(self, state: Dict[str, Any], source: Path) -> None:
         """Continue from `state`, which came from file `source`. CheckpointError where it does not fit this run."""
-        saved, now = state["config"], to_tree(self.config)
+        saved = {**state["config"], "spec": state["spec"]}
+        now = {**to_tree(self.config), "spec": spec_to_tree(self.env.spec)}
         for name in MUST_AGREE:
             if saved[name] != now[name]:
                 raise CheckpointError(
