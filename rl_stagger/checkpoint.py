@@ -106,8 +106,8 @@ def _write(content: Dict[str, Any], path: Path) -> None:
 
 
 # -- resume=... -----------------------------------------------------------------------------------------------------
-def resolve_resume(resume: str, search_in: Path) -> Path:
-    """The checkpoint file that `resume` names: "latest", a run directory or a file.
+def resolve_resume(resume: str, search_in: Path, key: str = "resume") -> Path:
+    """The checkpoint file that `resume` names: "latest", a run directory or a file. `key`: what errors call it.
 
     "latest" is the newest checkpoint under `search_in`; folders without one do not count. Call it before the new run's
     folder is made.
@@ -115,16 +115,16 @@ def resolve_resume(resume: str, search_in: Path) -> Path:
     if resume == "latest":
         files = [path for path in Path(search_in).rglob("checkpoints/iter_*.pt") if _NAME.fullmatch(path.name)]
         if not files:
-            raise CheckpointError(f"resume=latest: there is no checkpoint under {Path(search_in)}")
+            raise CheckpointError(f"{key}=latest: there is no checkpoint under {Path(search_in)}")
         return max(files, key=lambda path: (path.stat().st_mtime_ns, path.name))
     path = Path(resume)
     if path.is_dir():
         files = list_checkpoints(path / "checkpoints") or list_checkpoints(path)
         if not files:
-            raise CheckpointError(f"resume={resume}: there is no checkpoint in that folder")
+            raise CheckpointError(f"{key}={resume}: there is no checkpoint in that folder")
         return files[-1]
     if not path.exists():
-        raise CheckpointError(f"resume={resume}: no such file or folder; give latest, a run directory or a checkpoint")
+        raise CheckpointError(f"{key}={resume}: no such file or folder; give latest, a run directory or a checkpoint")
     return path
 
 

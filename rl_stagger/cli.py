@@ -17,10 +17,13 @@ from rl_stagger.config import (
     from_tree,
     rewrite_overrides,
 )
+from rl_stagger.device import pick_device
 from rl_stagger.errors import CapabilityError, CheckpointError, ConfigError, NonFiniteError, nearest
 
 EXIT_OK, EXIT_FAILED, EXIT_USAGE, EXIT_NON_FINITE, EXIT_INTERRUPTED = 0, 1, 2, 3, 75
 """75: stopped by a signal after saving; run again with resume=latest to go on."""
+
+RESULT_FILES = ("curves.png", "summary.json", "metrics.jsonl", "config.yaml", "environment.json", "checkpoints")
 
 USAGE = """usage: rl-stagger <command> [key=value ...]
 
@@ -29,7 +32,8 @@ USAGE = """usage: rl-stagger <command> [key=value ...]
   evaluate  judge a trained policy  rl-stagger evaluate run=runs/... episodes=256
 
 `rl-stagger train --help` lists all settings; `--version` prints the version.
-Exit codes: 0 done, 1 failed, 2 a setting cannot work, 3 data or gradients not finite, 75 stopped by a signal and saved.
+Exit codes: 0 done, 1 failed, 2 a setting cannot work, 3 data or gradients not finite, 75 stopped by a signal and saved,
+130 stopped at once by a second signal.
 """
 
 
@@ -61,8 +65,13 @@ def train(arguments: List[str]) -> int:
 
     overrides = rewrite_overrides([a for a in arguments if not a.startswith("-")])
     flags = [a for a in arguments if a.startswith("-")]
-    if overrides and not any(flag in ("--help", "--hydra-help") for flag in flags):
-        _explain(overrides)
+    if any(flag in ("-h", "--help") for flag in flags):
+        from rl_stagger.help import train_help
+
+        print(train_help(overrides), end="")
+        return EXIT_OK
+    if arguments and "--hydra-help" not in flags:
+        _explain(overrides, multirun=any(flag in ("-m", "--multirun") for flag in flags))
     codes: List[int] = []
 
     @hydra.main(config_path=str(config_dir()), config_name="config", version_base="1.3")
@@ -79,7 +88,7 @@ def train(arguments: List[str]) -> int:
             sys.exit(code)
 
     before = sys.argv
-    sys.argv = ["rl-stagger train", *flags, *overrides]
+    sys.argv = [sys.argv[0], *flags, *overrides]
     try:
         job()
     except SystemExit as stop:
@@ -117,21 +126,6 @@ def train_one(tree: Dict[str, Any], overrides: Sequence[str], sweep_dir: Optiona
     return EXIT_OK if result.summary["status"] == "finished" else EXIT_INTERRUPTED
 
 
-def pick_device(device: str) -> str:
-    """`auto` becomes cuda:0 where there is one, else cpu. ConfigError for a device that is not there."""
-    import torch
-
-    if device == "auto":
-        return "cuda:0" if torch.cuda.is_available() else "cpu"
-    try:
-        kind = torch.device(device)
-    except RuntimeError:
-        raise ConfigError(f"device={device}: {nearest(device, ['auto', 'cpu', 'cuda:0'])}") from None
-    if kind.type == "cuda" and (not torch.cuda.is_available() or (kind.index or 0) >= torch.cuda.device_count()):
-        raise ConfigError(f"device={device}: torch sees {torch.cuda.device_count()} CUDA devices here; use device=cpu")
-    return "cuda:0" if device == "cuda" else device
-
-
 def _resumed(config: Config, overrides: Sequence[str]) -> Config:
     """The checkpoint's configuration under what the command line says anew."""
     from rl_stagger.checkpoint import load_checkpoint, resolve_resume, run_dir_of
@@ -162,7 +156,7 @@ def _put(tree: Dict[str, Any], path: List[str], value: Any) -> None:
         _put(tree.setdefault(path[0], {}), path[1:], value)
 
 
-def _explain(overrides: Sequence[str]) -> None:
+def _explain(overrides: Sequence[str], multirun: bool) -> None:
     from hydra import initialize_config_dir
 
     with initialize_config_dir(str(config_dir()), version_base="1.3"):
@@ -181,16 +175,18 @@ def _print_result(summary: Dict[str, Any], run_dir: Path) -> None:
         value = summary.get(name)
         return "-" if value is None else f"{value:.{digits}f}"
 
-    print(f"{summary['status']} after {summary['iterations']} iterations, {summary.get('steps_total', 0):,} env steps")
-    print(f"  final return {shown('final_return', 2)} over {summary.get('final_episodes', 0):,} episodes, ", end="")
-    print(f"length {shown('final_length', 1)}, success {shown('final_success_rate', 3)}")
-    print(f"  explained variance, 10th percentile {shown('explained_variance_p10', 3)}; ", end="")
-    print(f"{shown('steps_per_s', 0)} env steps/s")
-    print(f"  curves       {run_dir / 'curves.png'}")
-    print(f"  metrics      {run_dir / 'metrics.jsonl'}  (tensorboard --logdir {run_dir})")
-    print(f"  checkpoints  {run_dir / 'checkpoints'}")
+    warmup = f" and {summary['steps_warmup']:,} of warm-up" if summary.get("steps_warmup") else ""
+    print(f"{summary['status']} after {summary['iterations']} iterations: ", end="")
+    print(f"{summary.get('steps_total', 0):,} env steps{warmup}, {shown('steps_per_s', 0)} a second")
+    first, last = summary.get("final_iterations", (0, 0))
+    print(f"  final return {shown('final_return', 2)}, length {shown('final_length', 1)}, ", end="")
+    print(f"success {shown('final_success_rate', 3)} ", end="")
+    print(f"(the {summary.get('final_episodes', 0):,} whole episodes that ended in iterations {first} to {last})")
+    print(f"  explained variance of the critic, 10th percentile {shown('explained_variance_p10', 3)}")
+    print(f"  in {run_dir}: {', '.join(name for name in RESULT_FILES if (run_dir / name).exists())}")
+    print(f"  compare runs with tensorboard --logdir {run_dir.parent}")
     if summary["status"] == "interrupted":
-        print(f"  go on with   rl-stagger train resume={run_dir}")
+        print(f"  go on with rl-stagger train resume={run_dir}")
 
 
 # -- evaluate -------------------------------------------------------------------------------------------------------
@@ -203,9 +199,13 @@ def evaluate(arguments: List[str]) -> int:
     if any(a in ("-h", "--help") for a in arguments):
         print(EvaluateConfig.usage(), end="")
         return EXIT_OK
+    if arguments and "=" not in arguments[0]:
+        arguments = [f"run={arguments[0]}", *arguments[1:]]
     for argument in arguments:
         if "=" not in argument:
-            raise ConfigError(f"'{argument}': settings are given as key=value, e.g. run=runs/...")
+            raise ConfigError(f"'{argument}': settings are given as key=value, e.g. episodes=512")
+    if not any(argument.startswith("run=") for argument in arguments):
+        raise ConfigError(f"which run?\n{EvaluateConfig.usage()}".rstrip())
     tree = OmegaConf.to_container(OmegaConf.from_dotlist(arguments))
     assert isinstance(tree, dict)
     evaluate_run(from_tree(EvaluateConfig, {str(k): v for k, v in tree.items()}, ""))
@@ -222,7 +222,7 @@ def _guarded(call: Callable[[], int], sweep_dir: Optional[Path] = None) -> int:
     except NonFiniteError as error:
         code, text = EXIT_NON_FINITE, str(error)
     except KeyboardInterrupt:
-        return _complain("stopped at once; the last checkpoint is intact", 130)
+        return _complain("stopped at once, without saving; earlier checkpoints are as they were", 130)
     except Exception as error:
         if sweep_dir is None:
             raise

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from rl_stagger.checkpoint import load_checkpoint, resolve_resume, run_dir_of
 from rl_stagger.config import Config, build_config
+from rl_stagger.device import pick_device
 from rl_stagger.envs.base import Obs, VecEnv
 from rl_stagger.envs.registry import make_env
 from rl_stagger.errors import ConfigError
@@ -168,10 +169,10 @@ def describe_episodes(episodes: Episodes, horizon_steps: Optional[int]) -> Dict[
 def evaluate_run(config: EvaluateConfig) -> Dict[str, Any]:
     """Evaluate a run's policy; prints a table, writes evaluation.json into the run directory, returns its content."""
     config.check()
-    checkpoint = resolve_resume(config.run, Path("runs"))
+    checkpoint = resolve_resume(config.run, Path("runs"), key="run")
     state = load_checkpoint(checkpoint)
     run = build_config({**state["config"], "resume": None})
-    device = config.device or run.device
+    device = pick_device(config.device or run.device)
     report: Dict[str, Any] = {
         "checkpoint": str(checkpoint),
         "iteration": state["iteration"],

@@ -16,8 +16,8 @@ from rl_stagger.models.actor_critic import ActorCritic
 def load_policy(run: Union[str, Path], device: Union[torch.device, str] = "cpu") -> ActorCritic:
     """The actor-critic of a run directory (its newest checkpoint) or of one checkpoint, normalisers included.
 
-    `policy.act_mode(obs)` is the deterministic action as the environment gets it, `policy.act(obs).env_action` a sampled
-    one; `obs` maps each observation group to [N, ...]. Raises CheckpointError for a missing or damaged file.
+    `policy.act_mode(obs)` is the deterministic action as the environment gets it, `policy.act(obs).env_action` one that
+    is sampled; `obs` maps each observation group to [N, ...]. Raises CheckpointError for a missing or damaged file.
     """
     state = load_checkpoint(resolve_resume(str(run), Path("runs")))
     policy = ActorCritic(spec_from_tree(state["spec"]), build_config({**state["config"], "resume": None}).model)

@@ -15,6 +15,7 @@ from rl_stagger.run_dir import new_run_dir, read_metrics_lines, write_json, writ
 from rl_stagger.summary import episode_mean, summarize
 
 SAME_LENGTH_WARNING_EPISODES = 100
+SPREAD_LOST_COVERAGE = 0.8
 
 
 class Reporter:
@@ -41,7 +42,7 @@ class Reporter:
         self.console = make_console(config.logging.console, total, title)
         self.writers = self._open_writers(iteration)
         self._terminated: Dict[str, float] = {"count": 0, "truncated": 0, "min": float("inf"), "max": 0.0}
-        self._warned = False
+        self._warned = self._spread_lost = False
         for note in [*notes, f"run directory {self.run_dir}"]:
             self.message(note)
 
@@ -53,6 +54,7 @@ class Reporter:
             writer.write(int(metrics["steps/total"]), metrics)
         self.console.update(metrics)
         self._watch_time_limit(metrics)
+        self._watch_spread(metrics)
 
     def message(self, text: str) -> None:
         self.console.message(text)
@@ -99,7 +101,8 @@ class Reporter:
                 stack.callback(writer.close)
             stack.callback(self.console.close)
             if error is not None:
-                self.finish("failed", f"{type(error).__name__}: {error}")
+                status = "stopped" if isinstance(error, KeyboardInterrupt) else "failed"
+                self.finish(status, f"{type(error).__name__}: {error}".rstrip(": "))
 
     # -- helpers -------------------------------------------------------------------------------------------------
     def _open_dir(self, home: Optional[Path], iteration: int) -> Path:
@@ -127,6 +130,18 @@ class Reporter:
     def _saved_best(self) -> Optional[float]:
         path = self.run_dir / "checkpoints" / "best.json"
         return json.loads(path.read_text(encoding="utf-8"))["return_mean"] if path.is_file() else None
+
+    def _watch_spread(self, metrics: Dict[str, Any]) -> None:
+        """Say once when a batch that was spread at the start no longer is."""
+        coverage = metrics.get("batch/coverage")
+        spread = self.config.reset.bring_up == "warmup"
+        if spread and not self._spread_lost and coverage is not None and coverage < SPREAD_LOST_COVERAGE:
+            self._spread_lost = True
+            self.message(
+                f"note: iteration {metrics['iteration']}: coverage of the horizon is down to {coverage:.2f}. "
+                "Episodes that end early bring environments back together, and no upkeep rule spreads them again yet; "
+                "see curves.png."
+            )
 
     def _watch_time_limit(self, metrics: Dict[str, Any]) -> None:
         """Warn once when every termination came at one and the same length: most likely an unmarked time limit."""

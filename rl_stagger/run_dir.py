@@ -57,12 +57,17 @@ def holds_run(path: Path) -> bool:
 
 
 def write_start(path: Path, config: Config, notes: List[str]) -> None:
-    """config.yaml (what is in force) and environment.json (what it runs on)."""
+    """config.yaml (what is in force) and environment.json (what it runs on; a resumed run adds itself to "resumes")."""
     from omegaconf import OmegaConf
 
     tree = to_tree(config)
     OmegaConf.save(OmegaConf.create(tree), str(path / "config.yaml"))
-    write_json(path / "environment.json", {**environment(config.device), "notes": notes})
+    now = {**environment(config.device), "notes": notes}
+    file = path / "environment.json"
+    if file.exists():
+        first = json.loads(file.read_text(encoding="utf-8"))
+        now = {**first, "resumes": [*first.get("resumes", []), now]}
+    write_json(file, now)
 
 
 def environment(device: str) -> Dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import signal
 import threading
 import time
@@ -14,9 +15,11 @@ import torch
 
 from rl_stagger.algorithms.ppo import PPO
 from rl_stagger.checkpoint import CheckpointStore, load_checkpoint, resolve_resume, run_dir_of
-from rl_stagger.config import Config, check_config, to_tree
+from rl_stagger.config import Config, TaskConfig, check_config, to_tree
 from rl_stagger.envs.base import Capability, VecEnv
+from rl_stagger.envs.registry import entry_point
 from rl_stagger.errors import CheckpointError, ConfigError, NonFiniteError
+from rl_stagger.logging.console import make_console
 from rl_stagger.models.actor_critic import ActorCritic
 from rl_stagger.policy import spec_to_tree
 from rl_stagger.reporter import Reporter
@@ -27,8 +30,10 @@ from rl_stagger.run_dir import task_folder
 from rl_stagger.statistics import Statistics, read_metrics
 from rl_stagger.stopwatch import Stopwatch
 
-MUST_AGREE = ("task", "spec", "model", "reset", "num_envs", "rollout_steps")
+MUST_AGREE = ("task", "spec", "model", "reset", "num_envs", "rollout_steps", "seed")
 """What a resumed run shares with its checkpoint ("spec": the environment's shapes); the rest may be changed."""
+
+WARMUP_WARNING_SHARE = 0.2
 
 
 class RunResult(NamedTuple):
@@ -47,10 +52,10 @@ class Runner:
     """
 
     def __init__(self, env: VecEnv, config: Config) -> None:
-        resume = self._resolve(config)
         self.notes: List[str] = []
         """What a user must know about this run; printed at start and saved with it."""
         self.config = self._in_force(env, config)
+        resume = self._resolve(self.config)
         torch.set_num_threads(self.config.threads)
         seed_everything(self.config.seed)
         cfg, seed = self.config, self.config.seed
@@ -62,6 +67,8 @@ class Runner:
             )
         self.env, self.device = env, env.device
         self.notes.append(f"reset rule {env.describe()}")
+        if resume is None:
+            self.notes += _first_notes(env, cfg)
         self.watch = env.watch = Stopwatch(self.device)
         try:
             self.model = ActorCritic(env.spec, cfg.model).to(self.device)
@@ -89,6 +96,11 @@ class Runner:
         data or gradients are not finite: before the first step for data, from the first bad gradient on otherwise.
         """
         total = self._in_total(iterations)
+        if self._home is not None and self.iteration >= total and (self._home / "summary.json").exists():
+            make_console(self.config.logging.console, total, "").message(
+                f"nothing to do: {self._home} is at iteration {self.iteration} of {total}; give more iterations=..."
+            )
+            return RunResult(self._home, json.loads((self._home / "summary.json").read_text(encoding="utf-8")))
         reporter = Reporter(self.config, self.env, self.notes, total, self._home, self.iteration)
         self._home = reporter.run_dir
         store = CheckpointStore(reporter.run_dir / "checkpoints", self.config.checkpoint.keep_last)
@@ -205,7 +217,12 @@ class Runner:
             )
         reset = env.config if isinstance(env, StaggeredResets) else config.reset
         in_force = dataclasses.replace(
-            config, algorithm=algorithm, reset=reset, num_envs=env.num_envs, device=str(env.device)
+            config,
+            task=task_of(env, config.task),
+            algorithm=algorithm,
+            reset=reset,
+            num_envs=env.num_envs,
+            device=str(env.device),
         )
         check_config(in_force)
         return in_force
@@ -239,6 +256,40 @@ class Runner:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+
+def _first_notes(env: StaggeredResets, config: Config) -> List[str]:
+    """What the first minutes of a run will look like."""
+    notes = []
+    warmup, rows = env.warmup_bound_steps, env.num_envs * config.rollout_steps
+    if warmup:
+        share = warmup / (rows * config.iterations)
+        cheaper = "; reset.bring_up=clock costs none, at a price" if share > WARMUP_WARNING_SHARE else ""
+        notes.append(f"warming up with {warmup:,} env steps, {100 * share:.0f} % of this training{cheaper}")
+    if env.spec.horizon_steps is not None and env.spec.horizon_steps > config.rollout_steps:
+        first = -(-env.spec.horizon_steps // config.rollout_steps)
+        notes.append(f"episodes of full length first end at iteration {first}")
+    return notes
+
+
+def task_of(env: VecEnv, task: TaskConfig) -> TaskConfig:
+    """What to write down so that `make_env` builds this environment again; `task` itself where it says so already."""
+    inner = env.env if isinstance(env, StaggeredResets) else env
+    if inner.made_from is None:
+        built = f"{type(inner).__module__}:{type(inner).__qualname__}"
+        return task if entry_point(task.name) in (None, built) else TaskConfig(built)
+    name, settings = inner.made_from
+    plain = {key: _plain(value) for key, value in settings.items()}
+    return TaskConfig(name, plain, task.label if name == task.name else None)
+
+
+def _plain(value: Any) -> Any:
+    """`value` as a file can hold it; anything but numbers, text and containers of them as its text."""
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return value if value is None or isinstance(value, (bool, int, float, str)) else repr(value)
 
 
 def _difference(name: str, saved: Any, now: Any) -> str:

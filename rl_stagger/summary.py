@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Any, Dict, Optional, Sequence
 
 
 def summarize(lines: Sequence[Dict[str, Any]], horizon_steps: Optional[int], rollout_steps: int) -> Dict[str, Any]:
@@ -28,10 +28,11 @@ def summarize(lines: Sequence[Dict[str, Any]], horizon_steps: Optional[int], rol
         "final_length": episode_mean(window, "episode/length_mean"),
         "final_success_rate": episode_mean(window, "episode/success_rate"),
         "final_episodes": sum(line["episode/count"] for line in window),
+        "final_iterations": [window[0]["iteration"], last["iteration"]],
         "best_return": max(returns) if returns else None,
         "explained_variance_p10": percentile(trained, 0.1),
         "coverage_min": _least(lines, "batch/coverage"),
-        "steps_per_s": _mean([line["speed/steps_per_s"] for line in lines]),
+        "steps_per_s": last["steps/total"] / last["time/wall_s"] if last["time/wall_s"] else None,
         "horizon_steps": horizon_steps,
         "rollout_steps": rollout_steps,
     }
@@ -57,10 +58,6 @@ def percentile(values: Sequence[float], share: float) -> Optional[float]:
     low = int(place)
     high = min(low + 1, len(ordered) - 1)
     return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
-
-
-def _mean(values: List[float]) -> Optional[float]:
-    return sum(values) / len(values) if values else None
 
 
 def _least(lines: Sequence[Dict[str, Any]], name: str) -> Optional[float]:

@@ -1,4 +1,4 @@
-"""Evaluate a trained policy: `python scripts/evaluate.py RUN_DIR`. The same as `rl-stagger evaluate`."""
+"""Evaluate a trained policy: `python scripts/evaluate.py run=RUN_DIR`. The same as `rl-stagger evaluate`."""
 
 import sys
 

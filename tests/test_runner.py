@@ -22,6 +22,7 @@ import rl_stagger as rs
 from rl_stagger.checkpoint import list_checkpoints, load_checkpoint
 from rl_stagger.config import build_config, to_tree
 from rl_stagger.envs.base import Capability
+from rl_stagger.evaluate import EvaluateConfig, evaluate_run
 from rl_stagger.run_dir import read_metrics_lines
 
 REPO = Path(__file__).resolve().parents[1]
@@ -285,8 +286,8 @@ def test_an_environment_whose_state_cannot_be_saved_starts_its_episodes_anew(tmp
     runner = rs.Runner(CounterEnv(6, without=without), config)
     runner.learn()
     assert [line["iteration"] for line in lines_of(tmp_path / "a")] == [1, 2, 3, 4]
-    notes = json.loads((tmp_path / "a" / "environment.json").read_text())["notes"]
-    assert any("cannot be read; episodes start anew" in note for note in notes)
+    (resumed,) = json.loads((tmp_path / "a" / "environment.json").read_text())["resumes"]
+    assert any("cannot be read; episodes start anew" in note for note in resumed["notes"])
     # Brought up again: two warm-ups of 8 steps of 6 environments are in the account.
     assert lines_of(tmp_path / "a")[-1]["steps/warmup"] == 2 * 8 * 6
     assert min(line["batch/coverage"] for line in lines_of(tmp_path / "a")) > 0.9
@@ -380,7 +381,7 @@ def test_a_second_signal_stops_at_once(tmp_path):
         train(SignalEnv(6, signal.SIGINT, [6, 7]), config)
     assert signal.getsignal(signal.SIGINT) is before, "the handlers of the process are back"
     assert checkpoint_at(tmp_path / "a", 1)["iteration"] == 1
-    assert json.loads((tmp_path / "a" / "summary.json").read_text())["status"] == "failed"
+    assert json.loads((tmp_path / "a" / "summary.json").read_text())["status"] == "stopped"
 
 
 def test_one_signal_finishes_the_iteration(tmp_path):
@@ -617,3 +618,51 @@ def test_environment_json_tells_what_the_run_ran_on(tmp_path):
     assert told["versions"]["rl_stagger"] == rs.__version__
     assert (told["device"], told["threads"], told["cpu_count"]) == ("cpu", 1, os.cpu_count())
     assert told["git_commit"] is None or len(told["git_commit"].replace("-dirty", "")) == 40
+
+
+QUIET = ["logging.console=off", "logging.tensorboard=false", "logging.curves=false"]
+
+
+# -- what a run says of its environment -----------------------------------------------------------------------------
+def test_the_environment_given_is_the_one_recorded_and_evaluated(tmp_path):
+    # An env with other settings than the config's, and one of another task.
+    for made, settings in (
+        ("skill_chain", {"horizon_steps": 40, "num_stages": 4}),
+        ("pendulum", {"horizon_steps": 30}),
+    ):
+        overrides = ["task=skill_chain", "num_envs=6", "rollout_steps=10", "iterations=2", *QUIET]
+        config = rs.load_config([*overrides, f"run_dir={tmp_path / made}", "checkpoint.every_iters=1"])
+        rs.Runner(rs.make_env(made, 6, **settings), config).learn()
+        state = load_checkpoint(tmp_path / made / "checkpoints" / "iter_0000002.pt")
+        assert state["config"]["task"] == {"name": made, "settings": settings, "label": None}
+        report = evaluate_run(EvaluateConfig(run=str(tmp_path / made), episodes=3))
+        assert report["deterministic"]["horizon_steps"] == settings["horizon_steps"]
+
+
+def test_a_finished_run_is_left_as_it_is(tmp_path):
+    config = small_config(tmp_path / "a")
+    train(CounterEnv(6), config)
+    before = {path: path.read_bytes() for path in (tmp_path / "a").rglob("*") if path.is_file()}
+    again = small_config(tmp_path / "a", resume=str(tmp_path / "a"), algorithm={"learning_rate": 1e-4})
+    assert train(CounterEnv(6), again).summary["iterations"] == 2
+    assert {path: path.read_bytes() for path in (tmp_path / "a").rglob("*") if path.is_file()} == before
+
+
+def test_another_seed_is_refused_at_a_resume(tmp_path):
+    train(CounterEnv(6), small_config(tmp_path / "a"))
+    config = small_config(tmp_path / "a", resume=str(tmp_path / "a"), seed=9, iterations=3)
+    with pytest.raises(rs.CheckpointError, match=r"seed=\d+, this run has 9"):
+        rs.Runner(CounterEnv(6), config)
+
+
+def test_lost_spread_is_said_once(tmp_path, capsys):
+    config = rs.load_config(
+        ["task=skill_chain", "num_envs=8", "rollout_steps=5", "iterations=6", *QUIET, f"run_dir={tmp_path / 'a'}"]
+    )
+    config = dataclasses.replace(config, logging=dataclasses.replace(config.logging, console="plain"))
+    env = rs.StaggeredResets(rs.make_env("skill_chain", 8, horizon_steps=40), 5)
+    runner = rs.Runner(env, config)
+    runner.iterate()  # brought up
+    env.reset(torch.ones(8, dtype=torch.bool))  # all start again together, as after a common fall
+    runner.learn()
+    assert capsys.readouterr().out.count("coverage of the horizon is down to") == 1

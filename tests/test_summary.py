@@ -100,7 +100,8 @@ def test_coverage_and_speed():
     lines = [line(1, coverage=0.5, speed=10.0), line(2, coverage=0.25, speed=30.0), line(3, speed=20.0)]
     got = summarize(lines, None, 1)
     assert got["coverage_min"] == 0.25
-    assert got["steps_per_s"] == 20.0
+    # 3 iterations; time and steps as `line` has them
+    assert got["steps_per_s"] == lines[-1]["steps/total"] / lines[-1]["time/wall_s"] == 100.0
     assert summarize([line(1)], None, 1)["coverage_min"] is None
 
 

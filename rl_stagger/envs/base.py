@@ -136,6 +136,8 @@ class VecEnv(abc.ABC):
     device: torch.device
     spec: EnvSpec
     capabilities: FrozenSet[Capability] = frozenset()
+    made_from: Optional[Tuple[str, Dict[str, Any]]] = None
+    """(task, settings) where `make_env` built it, so that a run can say how to build it again."""
 
     @property
     @abc.abstractmethod

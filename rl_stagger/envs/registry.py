@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from typing import Any, Callable, Dict, Union
+from typing import Any, Callable, Dict, List, Optional, Union
 
 import torch
 
@@ -22,15 +22,20 @@ _TASKS: Dict[str, str] = {
 }
 
 
-def register_task(name: str, entry_point: str) -> None:
-    """Make `name` known to `make_env` and `task=`; `entry_point` is "module:Class". A taken name is refused."""
-    if name in _TASKS and _TASKS[name] != entry_point:
+def register_task(name: str, where: str) -> None:
+    """Make `name` known to `make_env` and `task=`; `where` is "module:Class". A taken name is refused."""
+    if name in _TASKS and _TASKS[name] != where:
         raise ConfigError(f"task '{name}' is registered already, as {_TASKS[name]}")
-    _TASKS[name] = entry_point
+    _TASKS[name] = where
 
 
-def task_names() -> list[str]:
+def task_names() -> List[str]:
     return sorted(_TASKS)
+
+
+def entry_point(task: str) -> Optional[str]:
+    """The "module:Class" of a registered name; None for others."""
+    return _TASKS.get(task)
 
 
 def make_env(
@@ -55,14 +60,15 @@ def make_env(
     env = factory(num_envs=num_envs, device=device, seed=seed, **settings)
     if not isinstance(env, VecEnv):
         raise ConfigError(f"task '{task}' gave a {type(env).__name__}, which is not an rl_stagger VecEnv")
+    env.made_from = (task, dict(settings))
     return env
 
 
 def _load(task: str) -> Callable[..., Any]:
-    entry_point = _TASKS.get(task, task)
-    if ":" not in entry_point:
+    where = _TASKS.get(task, task)
+    if ":" not in where:
         raise ConfigError(f"task '{task}' is unknown; {nearest(task, _TASKS)}; or give 'module:Class'")
-    module_name, _, attribute = entry_point.partition(":")
+    module_name, _, attribute = where.partition(":")
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:

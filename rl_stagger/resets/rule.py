@@ -128,6 +128,15 @@ class StaggeredResets(VecEnv):
         return self._bring_up.moves_state
 
     @property
+    def warmup_bound_steps(self) -> int:
+        """Env steps that the bring-up takes at most, all environments together."""
+        horizon, groups = self.spec.horizon_steps, self.num_groups
+        if self.config.bring_up != "warmup" or horizon is None:
+            return 0
+        last = (groups - 1) * horizon // groups if self.config.allocation == "uniform" else horizon - 1
+        return last * self.num_envs
+
+    @property
     def elapsed_steps(self) -> Tensor:
         return self.env.elapsed_steps
 
