@@ -8,7 +8,7 @@ from rl_stagger.algorithms.gae import gae
 from rl_stagger.config import Config, load_config
 from rl_stagger.envs.base import Box, Capability, Discrete, EnvSpec, Step, VecEnv
 from rl_stagger.envs.registry import make_env, register_task
-from rl_stagger.errors import CapabilityError, CheckpointError, ConfigError, NonFiniteError
+from rl_stagger.errors import CapabilityError, CheckpointError, ConfigError, ContractError, NonFiniteError
 from rl_stagger.policy import load_policy
 from rl_stagger.resets.rule import StaggeredResets
 from rl_stagger.runner import Runner, RunResult
@@ -20,6 +20,7 @@ __all__ = [
     "CheckpointError",
     "Config",
     "ConfigError",
+    "ContractError",
     "Discrete",
     "EnvSpec",
     "NonFiniteError",

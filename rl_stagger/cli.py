@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 import os
 import sys
@@ -15,13 +16,23 @@ from rl_stagger.config import (
     config_dir,
     explain_overrides,
     from_tree,
+    hydra_configs,
+    name_rule,
     rewrite_overrides,
 )
 from rl_stagger.device import pick_device
-from rl_stagger.errors import CapabilityError, CheckpointError, ConfigError, NonFiniteError, nearest
+from rl_stagger.errors import (
+    CapabilityError,
+    CheckpointError,
+    ConfigError,
+    ContractError,
+    NonFiniteError,
+    nearest,
+)
 
 EXIT_OK, EXIT_FAILED, EXIT_USAGE, EXIT_NON_FINITE, EXIT_INTERRUPTED = 0, 1, 2, 3, 75
-"""75: stopped by a signal after saving; run again with resume=latest to go on."""
+EXIT_STOPPED = 130
+"""75: stopped by a signal after saving; run again with resume=latest to go on. 130: stopped at once by a second one."""
 
 RESULT_FILES = ("curves.png", "summary.json", "metrics.jsonl", "config.yaml", "environment.json", "checkpoints")
 
@@ -41,6 +52,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     """Run a subcommand; returns the exit code. Modules in the current folder can be named: task=my_module:MyEnv."""
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a path that the terminal cannot show fails no run
     arguments = list(sys.argv[1:] if argv is None else argv)
     commands: Dict[str, Callable[[List[str]], int]] = {"train": train, "evaluate": evaluate}
     if not arguments or arguments[0] in ("-h", "--help", "help"):
@@ -71,7 +84,7 @@ def train(arguments: List[str]) -> int:
         print(train_help(overrides), end="")
         return EXIT_OK
     if arguments and "--hydra-help" not in flags:
-        _explain(overrides, multirun=any(flag in ("-m", "--multirun") for flag in flags))
+        _explain(rewrite_overrides(arguments), multirun=any(flag in ("-m", "--multirun") for flag in flags))
     codes: List[int] = []
 
     @hydra.main(config_path=str(config_dir()), config_name="config", version_base="1.3")
@@ -84,7 +97,7 @@ def train(arguments: List[str]) -> int:
         codes.append(code)
         if sweep_dir is not None:
             _note_overrides(sweep_dir, job_overrides)
-        if sweep_dir is None or code == EXIT_INTERRUPTED:
+        if sweep_dir is None or code in (EXIT_INTERRUPTED, EXIT_STOPPED):
             sys.exit(code)
 
     before = sys.argv
@@ -104,20 +117,26 @@ def train_one(tree: Dict[str, Any], overrides: Sequence[str], sweep_dir: Optiona
     from rl_stagger.rng import seed_everything
     from rl_stagger.runner import Runner
 
+    tree = name_rule(tree, overrides)
     if sweep_dir is not None:
         if tree["run_dir"] is not None:
             raise ConfigError(f"run_dir={tree['run_dir']}: a sweep numbers its folders itself; use hydra.sweep.dir=...")
+        if tree["resume"] is not None:
+            raise ConfigError(f"resume={tree['resume']}: every job of a sweep would go on in that run; resume it alone")
         tree = {**tree, "run_dir": str(sweep_dir)}
     config = _resumed(build_config(tree), overrides) if tree["resume"] is not None else build_config(tree)
     config = dataclasses.replace(config, device=pick_device(config.device))
+    for name in ("num_envs", "device", "seed"):
+        if name in config.task.settings:
+            raise ConfigError(f"task.settings.{name}={config.task.settings[name]}: set {name}=... itself")
     # Before the environment is built: simulators draw while they are made.
     seed_everything(config.seed)
     try:
         env = make_env(config.task.name, config.num_envs, config.device, config.seed, **config.task.settings)
-    except ValueError as error:
-        if ":" in config.task.name:
+    except (ValueError, TypeError) as error:
+        if ":" in config.task.name or isinstance(error, ConfigError):
             raise  # a task of the user's own: its author wants to see where
-        raise ConfigError(f"task {config.task.name}: {error}") from error
+        raise ConfigError(f"task {config.task.name} with settings {config.task.settings}: {error}") from error
     try:
         result = Runner(env, config).learn()
     finally:
@@ -157,10 +176,8 @@ def _put(tree: Dict[str, Any], path: List[str], value: Any) -> None:
 
 
 def _explain(overrides: Sequence[str], multirun: bool) -> None:
-    from hydra import initialize_config_dir
-
-    with initialize_config_dir(str(config_dir()), version_base="1.3"):
-        explain_overrides(overrides)
+    with hydra_configs():
+        explain_overrides(overrides, multirun)
 
 
 def _sweep_job_dir(hydra_config: Any) -> Optional[Path]:
@@ -183,7 +200,8 @@ def _print_result(summary: Dict[str, Any], run_dir: Path) -> None:
     print(f"success {shown('final_success_rate', 3)} ", end="")
     print(f"(the {summary.get('final_episodes', 0):,} whole episodes that ended in iterations {first} to {last})")
     print(f"  explained variance of the critic, 10th percentile {shown('explained_variance_p10', 3)}")
-    print(f"  in {run_dir}: {', '.join(name for name in RESULT_FILES if (run_dir / name).exists())}")
+    files = [name for name in RESULT_FILES if (run_dir / name).exists()]
+    print(f"  {run_dir / files[0]}" + "".join(f", {name}" for name in files[1:]))
     print(f"  compare runs with tensorboard --logdir {run_dir.parent}")
     if summary["status"] == "interrupted":
         print(f"  go on with rl-stagger train resume={run_dir}")
@@ -221,8 +239,10 @@ def _guarded(call: Callable[[], int], sweep_dir: Optional[Path] = None) -> int:
         code, text = EXIT_USAGE, str(error)
     except NonFiniteError as error:
         code, text = EXIT_NON_FINITE, str(error)
+    except ContractError as error:
+        code, text = EXIT_FAILED, f"the environment does not keep its contract: {error}"
     except KeyboardInterrupt:
-        return _complain("stopped at once, without saving; earlier checkpoints are as they were", 130)
+        return _complain("stopped at once, without saving; earlier checkpoints are as they were", EXIT_STOPPED)
     except Exception as error:
         if sweep_dir is None:
             raise

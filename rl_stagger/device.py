@@ -15,6 +15,8 @@ def pick_device(device: str) -> str:
         kind = torch.device(device)
     except RuntimeError:
         raise ConfigError(f"device={device}: {nearest(device, ['auto', 'cpu', 'cuda:0'])}") from None
+    if kind.type not in ("cpu", "cuda"):
+        raise ConfigError(f"device={device}: rl_stagger trains on cpu and on cuda:<number>")
     if kind.type == "cuda" and (not torch.cuda.is_available() or (kind.index or 0) >= torch.cuda.device_count()):
         raise ConfigError(f"device={device}: torch sees {torch.cuda.device_count()} CUDA devices here; use device=cpu")
     return "cuda:0" if device == "cuda" else device

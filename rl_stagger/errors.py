@@ -14,6 +14,10 @@ class CapabilityError(RuntimeError):
     """An environment was asked for something its simulator cannot do."""
 
 
+class ContractError(ValueError):
+    """An environment gave something other than the contract (`envs/base.py`) says."""
+
+
 class NonFiniteError(FloatingPointError):
     """A NaN or an infinity in data or gradients; raised before the parameters are touched."""
 

@@ -5,17 +5,18 @@ from __future__ import annotations
 import json
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Optional, Set
 
 from rl_stagger.config import Config, to_tree
 from rl_stagger.envs.base import VecEnv
 from rl_stagger.logging.console import make_console
 from rl_stagger.logging.writers import JsonLinesWriter, TensorBoardWriter, WandbWriter, Writer
-from rl_stagger.run_dir import new_run_dir, read_metrics_lines, write_json, write_start
+from rl_stagger.run_dir import locked, new_run_dir, read_metrics_lines, write_json, write_start
 from rl_stagger.summary import episode_mean, summarize
 
 SAME_LENGTH_WARNING_EPISODES = 100
 SPREAD_LOST_COVERAGE = 0.8
+RATIO_ERROR_WARNING = 1e-3
 
 
 class Reporter:
@@ -33,28 +34,32 @@ class Reporter:
         """`home`: the directory of the run that is continued, `iteration` how far it is."""
         self.config, self.env = config, env
         self.run_dir = self._open_dir(home, iteration)
+        self._lock = ExitStack()
+        self._lock.enter_context(locked(self.run_dir))
         write_start(self.run_dir, config, notes)
-        self._lines = read_metrics_lines(self.run_dir)
-        self._lines = [line for line in self._lines if line["iteration"] <= iteration]
+        written = read_metrics_lines(self.run_dir)
+        self._lines = [line for line in written if line["iteration"] <= iteration]
         self._since_save: List[Dict[str, Any]] = []
         self._best = self._saved_best()
         title = f"{config.task.label or config.task.name} | {config.reset.name} | seed {config.seed} | {config.device}"
         self.console = make_console(config.logging.console, total, title)
         self.writers = self._open_writers(iteration)
         self._terminated: Dict[str, float] = {"count": 0, "truncated": 0, "min": float("inf"), "max": 0.0}
-        self._warned = self._spread_lost = False
+        self._said: Set[str] = set()
+        if len(written) > len(self._lines):
+            dropped = f"{self._lines[-1]['iteration'] + 1 if self._lines else 1} to {written[-1]['iteration']}"
+            notes = [*notes, f"going back to iteration {iteration}: iterations {dropped} of this run are dropped"]
         for note in [*notes, f"run directory {self.run_dir}"]:
             self.message(note)
 
     def report(self, metrics: Dict[str, Any]) -> None:
         """One iteration's metrics, to everybody."""
+        self._watch(metrics)
         self._lines.append(metrics)
         self._since_save.append(metrics)
         for writer in self.writers:
             writer.write(int(metrics["steps/total"]), metrics)
         self.console.update(metrics)
-        self._watch_time_limit(metrics)
-        self._watch_spread(metrics)
 
     def message(self, text: str) -> None:
         self.console.message(text)
@@ -96,7 +101,7 @@ class Reporter:
         return self
 
     def __exit__(self, kind: Any, error: Optional[BaseException], trace: Any) -> None:
-        with ExitStack() as stack:
+        with self._lock as stack:
             for writer in self.writers:
                 stack.callback(writer.close)
             stack.callback(self.console.close)
@@ -128,20 +133,42 @@ class Reporter:
         return writers
 
     def _saved_best(self) -> Optional[float]:
-        path = self.run_dir / "checkpoints" / "best.json"
-        return json.loads(path.read_text(encoding="utf-8"))["return_mean"] if path.is_file() else None
+        try:
+            return float(json.loads((self.run_dir / "checkpoints" / "best.json").read_text())["return_mean"])
+        except (OSError, ValueError, KeyError):
+            return None
 
-    def _watch_spread(self, metrics: Dict[str, Any]) -> None:
-        """Say once when a batch that was spread at the start no longer is."""
-        coverage = metrics.get("batch/coverage")
-        spread = self.config.reset.bring_up == "warmup"
-        if spread and not self._spread_lost and coverage is not None and coverage < SPREAD_LOST_COVERAGE:
-            self._spread_lost = True
-            self.message(
-                f"note: iteration {metrics['iteration']}: coverage of the horizon is down to {coverage:.2f}. "
-                "Episodes that end early bring environments back together, and no upkeep rule spreads them again yet; "
-                "see curves.png."
+    def _watch(self, metrics: Dict[str, Any]) -> None:
+        """Say once each what a user would otherwise find out late."""
+        at = f"iteration {metrics['iteration']}"
+        coverage, spread = metrics.get("batch/coverage"), self.config.reset.bring_up == "warmup"
+        if spread and coverage is not None and coverage < SPREAD_LOST_COVERAGE:
+            self._once(
+                f"note: {at}: coverage of the horizon is down to {coverage:.2f}. Episodes that end early bring "
+                "environments back together, and no upkeep rule spreads them again yet; see curves.png."
             )
+        if metrics["policy/ratio_max_error"] > RATIO_ERROR_WARNING:
+            self._once(
+                f"warning: {at}: before any step the policy gives other probabilities than when it acted (ratio off by "
+                f"{metrics['policy/ratio_max_error']:.2g}). Does the task write into tensors that it returned?"
+            )
+        if metrics["batch/valid_share"] == 0:
+            self._once(
+                f"warning: {at}: no valid transition in the batch, nothing was learned; every environment waits."
+            )
+        if metrics.pop("fault/past_horizon", 0):
+            self._once(
+                f"warning: {at}: episodes go on past the time limit that the task declares "
+                f"(horizon_steps={self.env.spec.horizon_steps}). Does it mark truncations and reset?"
+            )
+        self._watch_time_limit(metrics)
+
+    def _once(self, text: str) -> None:
+        """One message of a kind a run; kinds differ in their last words."""
+        kind = text[-30:]
+        if kind not in self._said:
+            self._said.add(kind)
+            self.message(text)
 
     def _watch_time_limit(self, metrics: Dict[str, Any]) -> None:
         """Warn once when every termination came at one and the same length: most likely an unmarked time limit."""
@@ -152,9 +179,8 @@ class Reporter:
             seen["min"] = min(seen["min"], metrics["episode/length_min"])
             seen["max"] = max(seen["max"], metrics["episode/length_max"])
         same = seen["min"] == seen["max"] > 1 and not seen["truncated"]
-        if not self._warned and same and seen["count"] >= SAME_LENGTH_WARNING_EPISODES:
-            self._warned = True
-            self.message(
+        if same and seen["count"] >= SAME_LENGTH_WARNING_EPISODES:
+            self._once(
                 f"warning: all {int(seen['count'])} episodes were terminated at length {int(seen['min'])}, none "
                 "truncated. If that is the time limit, the task should mark it as truncated: its last states have a "
                 "future value."

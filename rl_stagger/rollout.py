@@ -11,8 +11,8 @@ from typing import Any, Dict, List, NamedTuple, Optional
 import torch
 from torch import Tensor
 
-from rl_stagger.envs.base import Discrete, EnvSpec, Obs, Step, VecEnv
-from rl_stagger.errors import NonFiniteError
+from rl_stagger.envs.base import Discrete, EnvSpec, Obs, Step, VecEnv, check_obs
+from rl_stagger.errors import ContractError, NonFiniteError
 from rl_stagger.models.actor_critic import Act, ActorCritic
 from rl_stagger.rng import generator_state, make_generator, set_generator_state
 from rl_stagger.stopwatch import Stopwatch
@@ -56,23 +56,25 @@ class Rollout:
         """What the task logged, step by step."""
         self.has_success = False
 
-    def put(self, t: int, obs: Obs, act: Act, step: Step, phase: Tensor, clock: Tensor) -> None:
-        """Write transition t."""
+    def put_before(self, t: int, obs: Obs, act: Act, phase: Tensor, clock: Tensor) -> None:
+        """Write what transition t leaves from. Before the env step: what an env reuses must not reach the storage."""
         for name, x in self.obs.items():
             x[t].copy_(obs[name])
-        for target, value in (
-            (self.action, act.raw),
-            (self.log_prob, act.log_prob),
-            (self.params, act.params),
-            (self.reward, step.reward),
-            (self.terminated, step.terminated),
-            (self.truncated, step.truncated),
-            (self.valid, step.valid),
-            (self.phase, phase),
-            (self.clock, clock),
-        ):
-            target[t].copy_(value)
-        if self.final_obs is not None and step.final_obs is not None:
+        self.action[t].copy_(act.raw)
+        self.log_prob[t].copy_(act.log_prob)
+        self.params[t].copy_(act.params)
+        self.phase[t].copy_(phase)
+        self.clock[t].copy_(clock)
+
+    def put_after(self, t: int, step: Step) -> None:
+        """Write what came of transition t."""
+        self.reward[t].copy_(step.reward)
+        self.terminated[t].copy_(step.terminated)
+        self.truncated[t].copy_(step.truncated)
+        self.valid[t].copy_(step.valid)
+        if self.final_obs is not None:
+            if step.final_obs is None:
+                raise ContractError("Step.final_obs is None, but the environment claims Capability.FINAL_OBS")
             self.final_obs[t].copy_(step.final_obs[self.value_group])
         info = step.info
         for target, key in ((self.success, "success"), (self.cut, "cut")):
@@ -189,6 +191,7 @@ class Collector:
     def start(self) -> None:
         """Reset the environments, bring-up included."""
         self.obs = self.env.reset()
+        check_obs("reset()", self.obs, self.env.spec, self.env.num_envs, self.env.device)
 
     @torch.no_grad()
     def collect(self) -> Rollout:
@@ -201,10 +204,10 @@ class Collector:
         for t in range(rollout.steps):
             with self.watch("policy"):
                 act = self.model.act(obs, self.generator)
-            phase, clock = env.phase_steps, env.elapsed_steps
+            rollout.put_before(t, obs, act, env.phase_steps, env.elapsed_steps)
             with self.watch("physics"):
                 step = env.step(act.env_action)
-            rollout.put(t, obs, act, step, phase, clock)
+            rollout.put_after(t, step)
             obs = step.obs
         rollout.finish(obs)
         self.obs = obs

@@ -9,8 +9,9 @@ import re
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, Iterator, List, Optional
 
 import torch
 
@@ -31,23 +32,42 @@ def new_run_dir(config: Config) -> Path:
     if config.run_dir is not None:
         path = Path(config.run_dir)
         if holds_run(path):
-            raise ConfigError(
-                f"run_dir={path}: this folder holds a run already; continue it with resume=latest run_dir={path}, or "
-                "give another folder"
-            )
-        if path.exists() and not path.is_dir():
-            raise ConfigError(f"run_dir={path}: a file is in the way; give a folder")
-        return _made(path)
+            go_on = f"continue it with resume=latest run_dir={path}, or " if any(path.glob("checkpoints/*.pt")) else ""
+            raise ConfigError(f"run_dir={path}: this folder holds a run already; {go_on}give another folder")
+        return _make(path, exist_ok=True)
     name = config.run_name or f"{config.reset.name}_seed{config.seed}"
     wanted = task_folder(config) / f"{name}_{time.strftime('%Y-%m-%d_%H-%M-%S')}"
     path, copies = wanted, 1
     while True:
         try:
-            path.mkdir(parents=True)
-            return path
+            return _make(path, exist_ok=False)
         except FileExistsError:
             copies += 1
             path = wanted.with_name(f"{wanted.name}_{copies}")
+
+
+def _make(path: Path, exist_ok: bool) -> Path:
+    """Make a run's folder. FileExistsError only where `exist_ok` is False and a folder is there."""
+    try:
+        path.mkdir(parents=True, exist_ok=exist_ok)
+    except OSError as error:
+        if isinstance(error, FileExistsError) and not exist_ok:
+            raise
+        raise ConfigError(f"run_dir={path}: {error.strerror or error}; give a folder that can be made") from error
+    return path
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold a run's folder for this process. ConfigError where another one trains in it."""
+    import fcntl
+
+    with open(path / ".lock", "w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise ConfigError(f"run_dir={path}: another process is training in this folder") from None
+        yield
 
 
 def holds_run(path: Path) -> bool:
@@ -127,8 +147,3 @@ def read_metrics_lines(run_dir: Path) -> List[Dict[str, Any]]:
             except json.JSONDecodeError:
                 break
     return lines
-
-
-def _made(path: Path) -> Path:
-    path.mkdir(parents=True, exist_ok=True)
-    return path

@@ -12,6 +12,7 @@ from typing import Any, Dict, List, Optional, Tuple
 import torch
 from torch import Tensor
 
+from rl_stagger.errors import ContractError
 from rl_stagger.resets.coverage import histogram_coverage, phase_bins, phase_histogram, total_variation
 from rl_stagger.rollout import Rollout
 
@@ -51,12 +52,14 @@ def log_means(logs: List[Dict[str, Any]], valid: Tensor, device: torch.device) -
     vectors: Dict[str, List[Tuple[int, Tensor]]] = {}
     for t, log in enumerate(logs):
         for key, value in log.items():
+            if hasattr(value, "__array__") and not isinstance(value, Tensor):
+                value = torch.as_tensor(value, device=device)
             if isinstance(value, Tensor) and value.dim() > 0 and value.numel() == valid.shape[1]:
                 vectors.setdefault(key, []).append((t, value.reshape(-1).to(torch.float32)))
             else:
                 scalars.setdefault(key, []).append(_scalar(key, value, device))
     metrics: Metrics = {}
-    for key in sorted(set(scalars) | set(vectors)):
+    for key in sorted(set(scalars) | set(vectors), key=str):
         parts, masks = [], []
         if key in vectors:
             rows = torch.stack([row for _, row in vectors[key]])
@@ -73,9 +76,12 @@ def log_means(logs: List[Dict[str, Any]], valid: Tensor, device: torch.device) -
 def _scalar(key: str, value: Any, device: torch.device) -> Tensor:
     if isinstance(value, Tensor):
         if value.numel() != 1:
-            raise ValueError(f"info['log']['{key}'] has shape {tuple(value.shape)}; a scalar or one value per env")
+            raise ContractError(f"info['log']['{key}'] has shape {tuple(value.shape)}; a scalar or one value per env")
         return value.detach().reshape(()).to(device=device, dtype=torch.float32, non_blocking=True)
-    return torch.full((), float(value), device=device)
+    try:
+        return torch.full((), float(value), device=device)
+    except (TypeError, ValueError):
+        raise ContractError(f"info['log']['{key}'] is {value!r}; a number, or one number per env") from None
 
 
 # -- the account ----------------------------------------------------------------------------------------------------
@@ -119,6 +125,8 @@ class Statistics:
             "episode/length_max": _extreme(length, full, largest=True),
             "batch/reward_mean": mean_where(rollout.reward, valid),
         }
+        if self.horizon_steps:
+            metrics["fault/past_horizon"] = ((rollout.clock >= self.horizon_steps) & valid).sum()
         if rollout.has_success:
             metrics["episode/success_rate"] = mean_where(rollout.success.to(returns.dtype), full)
         resets = rollout.was_reset.sum(1).to(torch.float32)

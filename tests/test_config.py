@@ -2,6 +2,7 @@
 
 import dataclasses
 import inspect
+import re
 from pathlib import Path
 
 import pytest
@@ -10,14 +11,19 @@ from helpers.toy_envs_runner import RESETS
 
 from rl_stagger.algorithms.ppo import PPOConfig
 from rl_stagger.config import (
+    ALIAS_NOTES,
+    ALIASES,
     CheckpointConfig,
     Config,
     LoggingConfig,
     TaskConfig,
+    _walk,
     build_config,
     compose,
     config_dir,
+    explain_overrides,
     from_tree,
+    hydra_configs,
     load_config,
     rewrite_overrides,
     to_tree,
@@ -33,6 +39,13 @@ TASK_FILES = sorted(
 )
 RESET_FILES = sorted(p.stem for p in (CONFIGS / "reset").glob("*.yaml"))
 NATIVE = [name for name in TASK_FILES if "/" not in name and name != "custom"]
+
+
+def test_a_changed_reset_rule_says_so_in_its_name():
+    assert load_config(["reset=staggered"]).reset.name == "staggered"
+    name = load_config(["reset=staggered", "reset.allocation=random", "reset.num_groups=4"]).reset.name
+    assert name == "staggered,allocation=random,num_groups=4"
+    assert load_config(["reset.allocation=random", "reset.name=mine"]).reset.name == "mine"
 
 
 def content(name):
@@ -220,6 +233,77 @@ def test_a_task_of_somebody_else():
 def test_what_cannot_work_is_named_with_what_would(overrides, match):
     with pytest.raises(ConfigError, match=match):
         load_config(overrides)
+
+
+@pytest.mark.parametrize(
+    "override, key",
+    [
+        ("lr=1e-3", "algorithm.learning_rate"),
+        ("algorithm.lr=1e-3", "algorithm.learning_rate"),
+        ("num_steps_per_env=24", "rollout_steps"),
+        ("mini_epochs=4", "algorithm.epochs"),
+        ("algorithm.clip_range=0.2", "algorithm.clip"),
+        ("tau=0.95", "algorithm.lam"),
+        ("horizon=100", "task.settings.horizon_steps"),
+        ("model.actor_hidden_dims=[8]", "model.actor_hidden"),
+    ],
+)
+def test_names_of_other_libraries(override, key):
+    with pytest.raises(ConfigError, match=rf"there is no key .*; did you mean '{re.escape(key)}'\?"):
+        load_config([override])
+
+
+def test_every_alias_leads_to_a_setting_and_hides_none():
+    known = dict(_walk(compose([])))
+    assert set(ALIASES.values()) <= known.keys()
+    assert not ALIASES.keys() & {path.rpartition(".")[2] for path in known}
+    assert ALIAS_NOTES.keys() <= ALIASES.keys()
+
+
+def test_an_alias_of_what_the_task_does_not_have_is_not_offered():
+    with pytest.raises(ConfigError, match=r"no key 'horizon'; (?!.*horizon_steps)"):
+        load_config(["task=a:B", "horizon=100"])
+
+
+@pytest.mark.parametrize(
+    "arguments, multirun, match",
+    [
+        (["--iterations", "3"], False, "--iterations 3: settings are written without dashes: iterations=3$"),
+        (["--iterations=3"], False, "--iterations=3: settings are written without dashes: iterations=3$"),
+        (["--num-envs=64"], False, "without dashes: num_envs=64$"),
+        (["--lr", "1e-3"], False, "without dashes: algorithm.learning_rate=1e-3$"),
+        (["--resume"], False, "without dashes: resume=latest$"),
+        (["--headles", "seed=1"], False, "--headles: there is no option --headles and no key 'headles'"),
+        (["iterations", "3"], False, "'iterations': settings are given as key=value, e.g. iterations=3$"),
+        (["3"], False, "'3': settings are given as key=value, e.g. iterations=3$"),
+        (["pendulum"], False, "'pendulum': settings are given as key=value: task=pendulum$"),
+        (["seed=0,1"], False, "^seed=0,1: a sweep over values needs -m$"),
+        (["task=pendulum,skill_chain"], False, "^task=pendulum,skill_chain: a sweep over values needs -m$"),
+        (
+            ["model.actor_hidden=256,128"],
+            False,
+            r"a list is written 'model.actor_hidden=\[256,128\]', quoted; a sweep over values needs -m$",
+        ),
+        (["model.actor_hidden=(256,128)"], False, r"a list is written 'model.actor_hidden=\[256,128\]', quoted"),
+        (["-m", "seed=0,1", "nu_envs=3,4"], True, "no key 'nu_envs'"),
+    ],
+)
+def test_what_was_typed_and_what_was_meant(arguments, multirun, match):
+    with hydra_configs(), pytest.raises(ConfigError, match=match):
+        explain_overrides(arguments, multirun=multirun)
+
+
+@pytest.mark.parametrize(
+    "arguments, multirun",
+    [
+        (["-m", "seed=0,1", "model.actor_hidden=[8],[16]", "task=pendulum,skill_chain"], True),
+        (["--cfg", "job", "seed=1"], False),
+        (["--cfg=job", "model.actor_hidden=[8,8]", "run_dir='a,b'", "hydra.sweep.dir=x", "+new=1,2"], False),
+    ],
+)
+def test_what_is_left_to_hydra(arguments, multirun):
+    with hydra_configs():
+        explain_overrides(arguments, multirun=multirun)
 
 
 def test_a_setting_that_the_task_does_not_have_is_judged_by_the_task():

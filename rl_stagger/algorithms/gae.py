@@ -22,11 +22,17 @@ def gae(
     All tensors are [K, N]; index t is the transition out of obs[t].
     `value[t]` = V(obs[t]). `next_value[t]` = V of the state after t: of the final observation where truncated, else of
     obs[t + 1]; it is ignored where terminated (terminated wins where both flags are set).
-    Returns advantages [K, N]; add `value` for the targets. The recursion is cut at every done:
+    Returns advantages [K, N]; add `value` for the targets. Raises for flags that are not bool and shapes that differ.
+    The recursion is cut at every done:
 
         delta_t = r_t + gamma * (1 - terminated_t) * next_value_t - value_t
         A_t     = delta_t + gamma * lam * (1 - done_t) * A_{t+1}
     """
+    if terminated.dtype != torch.bool or truncated.dtype != torch.bool:
+        raise TypeError(f"terminated is {terminated.dtype}, truncated is {truncated.dtype}; both must be torch.bool")
+    for name, x in (("value", value), ("next_value", next_value), ("terminated", terminated), ("truncated", truncated)):
+        if x.shape != reward.shape:
+            raise ValueError(f"{name} has shape {tuple(x.shape)}, reward has {tuple(reward.shape)}")
     delta = reward + gamma * torch.where(terminated, torch.zeros_like(next_value), next_value) - value
     carry = gamma * lam * (~(terminated | truncated)).to(delta.dtype)
     advantage = torch.empty_like(delta)

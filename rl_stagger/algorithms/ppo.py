@@ -226,7 +226,7 @@ class PPO:
         # A first, untrained policy moves far at any rate: its KL may lower the rate by one factor only.
         floor = cfg.learning_rate_min if iteration else max(cfg.learning_rate_min, cfg.learning_rate / cfg.kl_factor)
         old_scale = self.model.head.scale().detach().clone()
-        active = torch.ones((), dtype=torch.bool, device=device)
+        active = batch.valid.any()  # without one valid row there is nothing to step by
         bad = torch.zeros((), device=device)
         steps: List[Tensor] = []
         stats: Dict[str, Tensor] = {}

@@ -15,7 +15,7 @@ from typing import Any, Dict, FrozenSet, Optional, Sequence, Tuple, Union
 import torch
 from torch import Tensor
 
-from rl_stagger.errors import CapabilityError
+from rl_stagger.errors import CapabilityError, ContractError
 
 Obs = Dict[str, Tensor]
 """Observation group -> [N, ...]. "policy" is always there; "critic" where the critic sees something else."""
@@ -226,6 +226,43 @@ def check_action(action: Tensor, spec: ActionSpec, num_envs: int) -> Tensor:
     elif tuple(action.shape) != (num_envs, spec.size) or not action.is_floating_point():
         raise ValueError(f"action is {tuple(action.shape)} {action.dtype}, expected ({num_envs}, {spec.size}) float")
     return action
+
+
+def check_obs(what: str, obs: Any, spec: EnvSpec, num_envs: int, device: torch.device) -> None:
+    """Raise ContractError unless `obs` has every group of `spec` as float [N, *shape] on `device`. Reads no values."""
+    if not isinstance(obs, dict):
+        raise ContractError(f"{what} is a {type(obs).__name__}, expected a dict of observation groups")
+    for name, shape in spec.obs_shapes.items():
+        if name not in obs:
+            raise ContractError(f"{what} has groups {sorted(map(str, obs))}, the spec has '{name}' as well")
+        _check_tensor(f"{what}['{name}']", obs[name], (num_envs, *shape), "float", device)
+
+
+def check_step(step: Any, spec: EnvSpec, num_envs: int, device: torch.device) -> None:
+    """Raise ContractError for a `Step` whose fields have not the shapes, dtypes and device of the contract."""
+    if not isinstance(step, Step):
+        raise ContractError(f"step() returned a {type(step).__name__}, expected rl_stagger.Step")
+    check_obs("Step.obs", step.obs, spec, num_envs, device)
+    if step.final_obs is not None:
+        check_obs("Step.final_obs", step.final_obs, spec, num_envs, device)
+    _check_tensor("Step.reward", step.reward, (num_envs,), "float", device)
+    for name in ("terminated", "truncated", "valid"):
+        _check_tensor(f"Step.{name}", getattr(step, name), (num_envs,), "bool", device)
+    if not isinstance(step.info, dict):
+        raise ContractError(f"Step.info is a {type(step.info).__name__}, expected a dict")
+    for name in ("success", "cut", "reset"):
+        if name in step.info:
+            _check_tensor(f"Step.info['{name}']", step.info[name], (num_envs,), "bool", device)
+
+
+def _check_tensor(what: str, x: Any, shape: Tuple[int, ...], kind: str, device: torch.device) -> None:
+    if not isinstance(x, Tensor):
+        raise ContractError(f"{what} is a {type(x).__name__}, expected a tensor {list(shape)}")
+    right_kind = x.is_floating_point() if kind == "float" else x.dtype == torch.bool
+    if tuple(x.shape) != shape or not right_kind or x.device.type != device.type:
+        raise ContractError(
+            f"{what} is {list(x.shape)} {x.dtype} on {x.device}, expected {list(shape)} {kind} on {device}"
+        )
 
 
 def expand_mask(mask: Tensor, like: Tensor) -> Tensor:

@@ -51,6 +51,9 @@ def make_env(
         takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in accepted.values())
     except (TypeError, ValueError):
         accepted, takes_any = {}, True
+    needed = [name for name in ("num_envs", "device", "seed") if name not in accepted and not takes_any]
+    if needed:
+        raise ConfigError(f"task '{task}' does not accept '{needed[0]}'; make_env hands over num_envs, device and seed")
     unknown = [name for name in settings if name not in accepted]
     if unknown and not takes_any:
         raise ConfigError(
@@ -60,6 +63,9 @@ def make_env(
     env = factory(num_envs=num_envs, device=device, seed=seed, **settings)
     if not isinstance(env, VecEnv):
         raise ConfigError(f"task '{task}' gave a {type(env).__name__}, which is not an rl_stagger VecEnv")
+    missing = [name for name in ("num_envs", "device", "spec") if not hasattr(env, name)]
+    if missing:
+        raise ConfigError(f"task '{task}': its environment has no attribute '{missing[0]}' (see envs/base.py)")
     env.made_from = (task, dict(settings))
     return env
 

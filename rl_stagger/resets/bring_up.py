@@ -7,7 +7,7 @@ from typing import Callable, Dict, FrozenSet, NamedTuple, Type
 import torch
 from torch import Tensor
 
-from rl_stagger.envs.base import Capability, Obs, VecEnv
+from rl_stagger.envs.base import Capability, Obs, VecEnv, check_step
 
 Actor = Callable[[Obs], Tensor]
 """Observations [N, ...] -> what the environment gets."""
@@ -78,6 +78,8 @@ class WarmupBringUp(BringUp):
         phase = torch.zeros_like(env.elapsed_steps)
         for t in range(1, steps + 1):
             step = env.step(actor(obs))
+            if t == 1:
+                check_step(step, env.spec, env.num_envs, env.device)
             obs = step.obs
             phase = torch.where(step.done, 0, phase + step.valid)
             if t in moments:

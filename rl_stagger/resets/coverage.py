@@ -33,7 +33,7 @@ def histogram_coverage(histogram: Tensor) -> Tensor:
     bins = histogram.shape[0]
     if bins == 1:
         return torch.ones((), device=histogram.device)
-    return (-torch.xlogy(histogram, histogram).sum() / math.log(bins)).clamp(0.0, 1.0)
+    return (-torch.xlogy(histogram, histogram).sum() / math.log(bins)).clamp(0.0, 1.0) + 0.0  # never -0.0
 
 
 def total_variation(p: Tensor, q: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from typing import Any, Callable, ContextManager, Dict, FrozenSet, Optional, Typ
 import torch
 from torch import Tensor
 
-from rl_stagger.envs.base import Capability, Obs, Step, VecEnv, where_rows
+from rl_stagger.envs.base import Capability, Obs, Step, VecEnv, check_step, where_rows
 
 Watch = Callable[[str], ContextManager[None]]
 
@@ -19,6 +19,15 @@ class Gate:
 
     def __init__(self, interval_steps: int) -> None:
         self.interval_steps = interval_steps
+        self._checked = False
+
+    def checked_step(self, env: VecEnv, action: Tensor) -> Step:
+        """`env.step`; the first one is held against the contract."""
+        step = env.step(action)
+        if not self._checked:
+            check_step(step, env.spec, env.num_envs, env.device)
+            self._checked = True
+        return step
 
     def begin(self, env: VecEnv, obs: Obs) -> None:
         """Called once after the bring-up, with its observations."""
@@ -43,7 +52,7 @@ class ImmediateGate(Gate):
     """A done environment is reset in the same step, by the environment itself."""
 
     def step(self, env: VecEnv, action: Tensor, watch: Watch) -> Step:
-        step = env.step(action)
+        step = self.checked_step(env, action)
         step.info.setdefault("reset", step.done)
         return step
 
@@ -80,7 +89,7 @@ class BlockGate(Gate):
     def step(self, env: VecEnv, action: Tensor, watch: Watch) -> Step:
         assert self.waiting is not None
         frozen, live = self.waiting, ~self.waiting
-        step = env.step(action)
+        step = self.checked_step(env, action)
         terminated, truncated = step.terminated & live, step.truncated & live
         obs = where_rows(frozen, self.held, step.obs)
         waiting = frozen | terminated | truncated

@@ -266,6 +266,11 @@ def _check_sizes(config: ResetConfig, env: VecEnv, rollout_steps: int) -> int:
     horizon = env.spec.horizon_steps
     if rollout_steps < 1:
         raise ConfigError(f"rollout_steps={rollout_steps}: at least 1")
+    if config.gate == "block" and horizon is not None and (config.gate_interval_steps or 1) > horizon:
+        raise ConfigError(
+            f"reset.gate_interval_steps={config.gate_interval_steps}: an episode lasts H={horizon} steps at most, all "
+            f"environments would wait at a closed gate; use at most {horizon}"
+        )
     if config.bring_up == "none":
         return 1
     if horizon is None:
