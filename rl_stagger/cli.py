@@ -10,16 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional, Sequence
 
-from rl_stagger.config import (
-    Config,
-    build_config,
-    config_dir,
-    explain_overrides,
-    from_tree,
-    hydra_configs,
-    name_rule,
-    rewrite_overrides,
-)
+from rl_stagger.config import Config, build_config, from_tree
 from rl_stagger.device import pick_device
 from rl_stagger.errors import (
     CapabilityError,
@@ -29,6 +20,7 @@ from rl_stagger.errors import (
     NonFiniteError,
     nearest,
 )
+from rl_stagger.overrides import config_dir, explain_overrides, hydra_configs, name_rule, rewrite_overrides
 
 EXIT_OK, EXIT_FAILED, EXIT_USAGE, EXIT_NON_FINITE, EXIT_INTERRUPTED = 0, 1, 2, 3, 75
 EXIT_STOPPED = 130

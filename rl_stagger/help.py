@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Any, Collection, Dict, Iterator, List, Match, Optional, Sequence, Tuple
 
-from rl_stagger.config import compose, config_dir, first_of_sweep, group_options, rewrite_overrides
+from rl_stagger.overrides import compose, config_dir, first_of_sweep, group_options, rewrite_overrides
 
 USAGE = """\
 usage: rl-stagger train [key=value ...]                      train once

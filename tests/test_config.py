@@ -11,26 +11,28 @@ from helpers.toy_envs_runner import RESETS
 
 from rl_stagger.algorithms.ppo import PPOConfig
 from rl_stagger.config import (
-    ALIAS_NOTES,
-    ALIASES,
     CheckpointConfig,
     Config,
     LoggingConfig,
     TaskConfig,
-    _walk,
     build_config,
-    compose,
-    config_dir,
-    explain_overrides,
     from_tree,
-    hydra_configs,
     load_config,
-    rewrite_overrides,
     to_tree,
 )
 from rl_stagger.envs.registry import _load, make_env
 from rl_stagger.errors import ConfigError
 from rl_stagger.models.actor_critic import ModelConfig
+from rl_stagger.overrides import (
+    ALIAS_NOTES,
+    ALIASES,
+    _walk,
+    compose,
+    config_dir,
+    explain_overrides,
+    hydra_configs,
+    rewrite_overrides,
+)
 from rl_stagger.resets.rule import ResetConfig
 
 CONFIGS = config_dir()

@@ -4,9 +4,9 @@ import re
 
 import pytest
 
-from rl_stagger.config import _walk, compose
 from rl_stagger.errors import ConfigError
 from rl_stagger.help import as_text, train_help
+from rl_stagger.overrides import _walk, compose
 
 
 def section(text, name):

@@ -163,7 +163,7 @@ def test_a_hydra_app_around_us_keeps_its_own_state() -> None:
     from hydra import initialize_config_dir
     from hydra.core.global_hydra import GlobalHydra
 
-    from rl_stagger.config import config_dir
+    from rl_stagger.overrides import config_dir
 
     with initialize_config_dir(str(config_dir()), version_base="1.3"):
         outer = GlobalHydra.instance().hydra
