@@ -70,6 +70,11 @@ def value_at(points: List[Tuple[int, float]], steps: int) -> Optional[float]:
     return before[-1] if before else None
 
 
+def interval_text(values: List[float]) -> str:
+    mean, low, high = mean_interval(values)
+    return f"{mean:.1f} [{low:.1f}, {high:.1f}]"
+
+
 def draw(curves: Dict[Tuple[str, int], List[Tuple[int, float]]], path: Path) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -114,21 +119,24 @@ def main() -> None:
         "H = 1000, nets 2 x 64 ELU, 5 epochs x 4 minibatches, KL-adaptive rate per minibatch (rsl_rl's rule), clipped "
         "value loss, entropy 0.01. The warm-up of `staggered` is counted as samples, or apart where it says so.",
         "",
-        "Mean return of the full episodes of the last horizon, over seeds, at equal samples (each seed in brackets):",
+        "Mean return of the full episodes of the last horizon, over seeds, at equal samples, with its 95 % interval:",
         "",
-        "| arm | " + " | ".join(f"{mark / 1e6:.2f}M" for mark in marks) + " | 95 % interval at the end |",
-        "|---|" + "---:|" * (len(marks) + 1),
+        "| arm | " + " | ".join(f"{mark / 1e6:.2f}M" for mark in marks) + " |",
+        "|---|" + "---:|" * len(marks),
     ]
     for arm in ARMS:
         cells = []
         for mark in marks:
             values = [value_at(curves[arm, seed], mark) for seed in range(1, args.seeds + 1)]
             known = [value for value in values if value is not None]
-            each = ", ".join(f"{value:.1f}" for value in known)
-            cells.append(f"{sum(known) / len(known):.1f} ({each})" if len(known) == args.seeds else "-")
-        ends = [value_at(curves[arm, seed], total) for seed in range(1, args.seeds + 1)]
-        _, low, high = mean_interval([value for value in ends if value is not None])
-        page.append(f"| {arm} | " + " | ".join(cells) + f" | [{low:.1f}, {high:.1f}] |")
+            cells.append(interval_text(known) if len(known) == args.seeds else "-")
+        page.append(f"| {arm} | " + " | ".join(cells) + " |")
+    page += ["", f"Every seed, at {total / 1e6:.2f}M and at {marks[2] / 1e6:.2f}M env steps:", ""]
+    for arm in ARMS:
+        for mark in (total, marks[2]):
+            values = [value_at(curves[arm, seed], mark) for seed in range(1, args.seeds + 1)]
+            shown = ", ".join("-" if value is None else f"{value:.1f}" for value in values)
+            page.append(f"- {arm}, {mark / 1e6:.2f}M: {shown}")
     page += ["", f"Solved (return {SOLVED:.0f} of at most 50), env steps by seed:", ""]
     for arm in ARMS:
         first = [next((at for at, x in curves[arm, s] if x >= SOLVED), None) for s in range(1, args.seeds + 1)]
