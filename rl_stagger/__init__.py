@@ -7,6 +7,7 @@ __version__ = "0.1.0"
 from rl_stagger.algorithms.gae import gae
 from rl_stagger.config import Config, load_config
 from rl_stagger.envs.base import Box, Capability, Discrete, EnvSpec, Step, VecEnv
+from rl_stagger.envs.phase_encoding import PhaseEncoding, PhaseEncodingConfig
 from rl_stagger.envs.registry import make_env, register_task
 from rl_stagger.errors import CapabilityError, CheckpointError, ConfigError, ContractError, NonFiniteError
 from rl_stagger.policy import load_policy
@@ -24,6 +25,8 @@ __all__ = [
     "Discrete",
     "EnvSpec",
     "NonFiniteError",
+    "PhaseEncoding",
+    "PhaseEncodingConfig",
     "RunResult",
     "Runner",
     "StaggeredResets",

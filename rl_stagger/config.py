@@ -25,10 +25,11 @@ from typing import (
 )
 
 from rl_stagger.algorithms.ppo import PPOConfig
+from rl_stagger.envs.phase_encoding import PhaseEncodingConfig
 from rl_stagger.errors import ConfigError, nearest
 from rl_stagger.models.actor_critic import ModelConfig
 from rl_stagger.overrides import compose
-from rl_stagger.resets.rule import ResetConfig
+from rl_stagger.resets.config import ResetConfig, Schedule, check_schedule, value_at
 
 T = TypeVar("T")
 
@@ -85,12 +86,15 @@ class Config:
     reset: ResetConfig = field(default_factory=ResetConfig)
     algorithm: PPOConfig = field(default_factory=PPOConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
+    phase_encoding: PhaseEncodingConfig = field(default_factory=PhaseEncodingConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     logging: LoggingConfig = field(default_factory=LoggingConfig)
     num_envs: int = 512
     """N."""
     rollout_steps: int = 16
     """K."""
+    rollout_steps_schedule: Optional[Schedule] = None
+    """[[iteration, K], ...]: K from that iteration on; before the first, rollout_steps."""
     iterations: int = 200
     """In total, also after a resume."""
     seed: int = 0
@@ -107,6 +111,19 @@ class Config:
     run_name: Optional[str] = None
     """Part of the run directory's name; null: <reset>_seed<seed>."""
 
+    def rollout_steps_at(self, iteration: int) -> int:
+        """K of the iteration (0 for the first)."""
+        return int(value_at(self.rollout_steps_schedule, iteration) or self.rollout_steps)
+
+    @property
+    def most_rollout_steps(self) -> int:
+        """The largest K: what storage must hold."""
+        return max([self.rollout_steps, *(int(steps) for _, steps in self.rollout_steps_schedule or ())])
+
+    @property
+    def least_rollout_steps(self) -> int:
+        return min([self.rollout_steps, *(int(steps) for _, steps in self.rollout_steps_schedule or ())])
+
     def check(self) -> List[Tuple[str, object, str]]:
         faults: List[Tuple[str, object, str]] = []
         for name in ("num_envs", "rollout_steps", "iterations", "threads"):
@@ -120,7 +137,8 @@ class Config:
             faults.append(("run_dir", "", "a folder, or null"))
         if self.run_name is not None and not re.fullmatch(r"[\w.,=+-]+", self.run_name):
             faults.append(("run_name", self.run_name, "letters, digits and . , = + - _ only"))
-        rows, parts = self.num_envs * self.rollout_steps, self.algorithm.minibatches
+        faults += check_schedule("rollout_steps_schedule", self.rollout_steps_schedule, whole=True)
+        rows, parts = self.num_envs * self.least_rollout_steps, self.algorithm.minibatches
         if parts >= 1 and rows // parts < 2 and rows >= 1:
             right = f"num_envs * rollout_steps = {rows} rows make at most {max(1, rows // 2)} minibatches of 2 or more"
             faults.append(("algorithm.minibatches", parts, right))
@@ -185,7 +203,13 @@ def _value(kind: Any, value: Any, path: str) -> Any:
     if origin is Union:
         if value is None and type(None) in args:
             return None
-        return _value(next(a for a in args if a is not type(None)), value, path)
+        kinds = [a for a in args if a is not type(None)]
+        for other in kinds[:-1]:
+            try:
+                return _value(other, value, path)
+            except ConfigError:
+                continue
+        return _value(kinds[-1], value, path)
     if origin is Literal:
         if isinstance(value, bool) and not any(isinstance(choice, bool) for choice in args):
             value = {True: "on", False: "off"}[value]  # YAML reads a bare off as False

@@ -15,6 +15,7 @@ from rl_stagger.checkpoint import load_checkpoint, resolve_resume, run_dir_of
 from rl_stagger.config import Config, build_config
 from rl_stagger.device import pick_device
 from rl_stagger.envs.base import Obs, VecEnv
+from rl_stagger.envs.phase_encoding import wrap_phase_encoding
 from rl_stagger.envs.registry import make_env
 from rl_stagger.errors import ConfigError
 from rl_stagger.models.actor_critic import ActorCritic
@@ -193,6 +194,7 @@ def _evaluate_policy(kind: str, run: Config, model_state: Dict[str, Any], config
     torch.set_num_threads(run.threads)
     env = make_env(run.task.name, config.episodes, run.device, config.seed, **run.task.settings)
     try:
+        env = wrap_phase_encoding(env, run.phase_encoding)
         env.set_evaluation(True)
         model = ActorCritic(env.spec, run.model).to(env.device)
         model.load_state_dict(model_state)

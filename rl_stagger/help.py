@@ -42,7 +42,8 @@ def train_help(overrides: Sequence[str] = ()) -> str:
     parts.append(f"Settings with {shown}:\n")
     parts.append(_section(config_dir() / "config.yaml", "", tree, by_user, leave_out=("defaults", "hydra")))
     for group in ("reset", "algorithm", "model"):
-        parts.append(_section(config_dir() / group / f"{chosen[group]}.yaml", group, tree, by_user))
+        path = config_dir() / group / f"{chosen[group]}.yaml"
+        parts.append(_section(_whole_file(path), group, tree, by_user, variant=path))
     # The rest of a task file is shown where it acts: as the values of the other sections.
     parts.append(_section(config_dir() / "task" / f"{chosen['task']}.yaml", "task", tree, by_user))
     return "\n".join(parts)
@@ -78,11 +79,24 @@ Line = Tuple[str, Optional[str]]
 """A setting and its comment; what is printed as it is has None."""
 
 
+def _whole_file(path: Path) -> Path:
+    """The file with all settings of a group: `path` itself, or the one beside it that it builds upon."""
+    base = next((entry for entry in _read(path).get("defaults", []) if entry != "_self_"), None)
+    return path if base is None else path.with_name(f"{base}.yaml")
+
+
 def _section(
-    path: Path, group: str, tree: Dict[str, Any], by_user: Collection[str], leave_out: Collection[str] = ()
+    path: Path,
+    group: str,
+    tree: Dict[str, Any],
+    by_user: Collection[str],
+    leave_out: Collection[str] = (),
+    variant: Optional[Path] = None,
 ) -> str:
-    """The text of a file, comments kept, with the values of `tree`."""
+    """The text of a file, comments kept, with the values of `tree`. `variant`: the file that was chosen, where that one
+    builds upon this one."""
     defaults = _read(path)
+    varied = {} if variant is None or variant == path else _read(variant)
     # A task file holds whole paths, of which those of the other groups are shown there.
     prefix = [] if group in ("", "task") else [group]
     own = {"task"} if group == "task" else defaults.keys() - leave_out
@@ -104,7 +118,8 @@ def _section(
         if shown:
             local = [name for _, name in parents]
             default, value = _at(defaults, local), _at(tree, [*prefix, *local])
-            lines.append(_line(margin, match, default, value, ".".join(prefix + local), by_user))
+            origin = "" if variant is None or local[0] not in varied else f"{group}={variant.stem}"
+            lines.append(_line(margin, match, default, value, ".".join(prefix + local), by_user, origin))
     if group == "task":
         while lines[-1] == ("", None):
             lines.pop()
@@ -112,20 +127,22 @@ def _section(
     return _aligned(lines)
 
 
-def _line(margin: str, match: Match[str], default: Any, value: Any, path: str, by_user: Collection[str]) -> Line:
+def _line(
+    margin: str, match: Match[str], default: Any, value: Any, path: str, by_user: Collection[str], variant: str = ""
+) -> Line:
     left, written = f"{margin}{match['indent']}{match['key']}:", match["value"]
     notes = [match["note"]] if match["note"] else []
     if written:
         left += f" {written if value == default else as_text(value)}"
         if value != default:
-            notes.append(f"[{_origin(path, by_user)}{'' if written == '???' else f'; default {written}'}]")
+            notes.append(f"[{_origin(path, by_user, variant)}{'' if written == '???' else f'; default {written}'}]")
     return left, "  ".join(notes) or None
 
 
-def _origin(path: str, by_user: Collection[str]) -> str:
+def _origin(path: str, by_user: Collection[str], variant: str) -> str:
     """Who moved a setting away from its file's value."""
     said = any(path == key or path.startswith(f"{key}.") or key.startswith(f"{path}.") for key in by_user)
-    return "from your command line" if said else "set by the task"
+    return "from your command line" if said else f"set by {variant or 'the task'}"
 
 
 def _new_settings(defaults: Dict[str, Any], tree: Dict[str, Any]) -> Iterator[Line]:

@@ -34,10 +34,16 @@ def spec_to_tree(spec: EnvSpec) -> Dict[str, Any]:
         bounds = [list(b) if isinstance(b, (list, tuple)) else b for b in (action.low, action.high)]
         described = {"size": action.size, "low": bounds[0], "high": bounds[1]}
     shapes = {name: list(shape) for name, shape in spec.obs_shapes.items()}
-    return {"obs_shapes": shapes, "action": described, "horizon_steps": spec.horizon_steps}
+    return {
+        "obs_shapes": shapes,
+        "action": described,
+        "horizon_steps": spec.horizon_steps,
+        "phase_columns": dict(spec.phase_columns),
+    }
 
 
 def spec_from_tree(tree: Dict[str, Any]) -> EnvSpec:
+    """Older trees without phase columns are of environments that have none."""
     action = Discrete(**tree["action"]) if "n" in tree["action"] else Box(**tree["action"])
     shapes = {name: tuple(shape) for name, shape in tree["obs_shapes"].items()}
-    return EnvSpec(shapes, action, tree["horizon_steps"])
+    return EnvSpec(shapes, action, tree["horizon_steps"], dict(tree.get("phase_columns", {})))

@@ -11,6 +11,7 @@ from rl_stagger.config import Config, to_tree
 from rl_stagger.envs.base import VecEnv
 from rl_stagger.logging.console import make_console
 from rl_stagger.logging.writers import JsonLinesWriter, TensorBoardWriter, WandbWriter, Writer
+from rl_stagger.resets.nonstationarity import cyclic_metrics, cyclic_window
 from rl_stagger.run_dir import locked, new_run_dir, read_metrics_lines, write_json, write_start
 from rl_stagger.summary import episode_mean, summarize
 
@@ -56,6 +57,7 @@ class Reporter:
         """One iteration's metrics, to everybody."""
         self._watch(metrics)
         self._lines.append(metrics)
+        metrics.update(self._cyclic())
         self._since_save.append(metrics)
         for writer in self.writers:
             writer.write(int(metrics["steps/total"]), metrics)
@@ -110,6 +112,11 @@ class Reporter:
                 self.finish(status, f"{type(error).__name__}: {error}".rstrip(": "))
 
     # -- helpers -------------------------------------------------------------------------------------------------
+    def _cyclic(self) -> Dict[str, Any]:
+        """The cyclic indices of the iterations so far, from what was written down: nothing to save for a resume."""
+        horizon, steps = self.env.spec.horizon_steps, self.config.rollout_steps
+        return cyclic_metrics(self._lines[-cyclic_window(horizon, steps) :], horizon, steps) if horizon else {}
+
     def _open_dir(self, home: Optional[Path], iteration: int) -> Path:
         """A new folder; or the continued run's own, unless another was asked for, which gets the metrics so far."""
         if home is None:
@@ -126,10 +133,13 @@ class Reporter:
         cfg = self.config.logging
         writers: List[Writer] = [JsonLinesWriter(self.run_dir / "metrics.jsonl", keep_until=iteration + 1)]
         if cfg.tensorboard:
-            step = iteration * self.config.num_envs * self.config.rollout_steps
-            writers.append(TensorBoardWriter(self.run_dir, purge_step=step + 1 if iteration else None))
+            step = int(self._lines[-1]["steps/total"]) if self._lines else 0
+            writers.append(
+                TensorBoardWriter(self.run_dir, purge_step=step + 1 if iteration else None, history=self._lines)
+            )
         if cfg.wandb:
-            writers.append(WandbWriter(cfg.wandb_project, self.run_dir.name, to_tree(self.config), self.run_dir))
+            name, tree = self.run_dir.name, to_tree(self.config)
+            writers.append(WandbWriter(cfg.wandb_project, name, tree, self.run_dir, history=self._lines))
         return writers
 
     def _saved_best(self) -> Optional[float]:
@@ -141,11 +151,12 @@ class Reporter:
     def _watch(self, metrics: Dict[str, Any]) -> None:
         """Say once each what a user would otherwise find out late."""
         at = f"iteration {metrics['iteration']}"
-        coverage, spread = metrics.get("batch/coverage"), self.config.reset.bring_up == "warmup"
+        coverage, reset = metrics.get("batch/coverage"), self.config.reset
+        spread = reset.bring_up == "warmup" and reset.upkeep_in_force == "none" and reset.num_groups is None
         if spread and coverage is not None and coverage < SPREAD_LOST_COVERAGE:
             self._once(
                 f"note: {at}: coverage of the horizon is down to {coverage:.2f}. Episodes that end early bring "
-                "environments back together, and no upkeep rule spreads them again yet; see curves.png."
+                "environments back together; reset=upkept spreads them again whenever that happens. See curves.png."
             )
         if metrics["policy/ratio_max_error"] > RATIO_ERROR_WARNING:
             self._once(

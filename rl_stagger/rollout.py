@@ -6,6 +6,7 @@ first.
 
 from __future__ import annotations
 
+import copy
 from typing import Any, Dict, List, NamedTuple, Optional
 
 import torch
@@ -47,7 +48,7 @@ class Rollout:
         self.log_prob, self.reward = zeros(), zeros()
         self.params = zeros(num_params)
         self.terminated, self.truncated, self.valid = (zeros(dtype=torch.bool) for _ in range(3))
-        self.success, self.cut, self.was_reset = (zeros(dtype=torch.bool) for _ in range(3))
+        self.success, self.cut, self.was_reset, self.frozen = (zeros(dtype=torch.bool) for _ in range(4))
         self.phase = zeros(dtype=torch.int64)
         """True phase of obs[t] in steps."""
         self.clock = zeros(dtype=torch.int64)
@@ -77,7 +78,7 @@ class Rollout:
                 raise ContractError("Step.final_obs is None, but the environment claims Capability.FINAL_OBS")
             self.final_obs[t].copy_(step.final_obs[self.value_group])
         info = step.info
-        for target, key in ((self.success, "success"), (self.cut, "cut")):
+        for target, key in ((self.success, "success"), (self.cut, "cut"), (self.frozen, "frozen")):
             if key in info:
                 target[t].copy_(info[key])
             else:
@@ -90,6 +91,16 @@ class Rollout:
         """Write the observation after the last transition."""
         for name, x in self.obs.items():
             x[self.steps].copy_(obs[name])
+
+    def first(self, steps: int) -> Rollout:
+        """The first `steps` rows as a rollout of their own, in the same storage."""
+        part = copy.copy(self)
+        for name, value in vars(self).items():
+            if isinstance(value, Tensor):
+                setattr(part, name, value[:steps])
+        part.obs = {name: x[: steps + 1] for name, x in self.obs.items()}
+        part.steps = steps
+        return part
 
     def flat_obs(self, steps: int) -> Obs:
         """The first `steps` rows of every group as [steps * N, ...]."""
@@ -105,6 +116,20 @@ class Rollout:
         return self.truncated & ~self.terminated & self.valid
 
 
+class Estimates(NamedTuple):
+    """What the critic said of a rollout's states, and what came of it: [K, N] each, in rewards times `reward_scale`.
+
+    Rows outside the rollout's `valid` mean nothing.
+    """
+
+    value: Tensor
+    """V(obs[t]) before the update."""
+    target: Tensor
+    """advantage + value."""
+    advantage: Tensor
+    """As `masked_gae` gives it: before any standardisation."""
+
+
 class Health(NamedTuple):
     """What the host must know before the update; one read."""
 
@@ -114,13 +139,9 @@ class Health(NamedTuple):
     """Tensor name -> number of bad rows, where there are any."""
 
 
-def health_tensor(rollout: Rollout) -> Tensor:
-    """[5] int64 on the device: rows that need a final observation, then rows with a bad observation, reward, action and
-    final observation."""
-    needs_final = rollout.needs_final
-    counts = [needs_final.sum()]
-    counts += [bad.sum() for bad in bad_rows(rollout).values()]
-    return torch.stack(counts)
+def health_tensor(rollout: Rollout, bad: Dict[str, Tensor]) -> Tensor:
+    """[1 + len(bad)] int64 on the device: rows that need a final observation, then the bad rows of each name."""
+    return torch.stack([rollout.needs_final.sum(), *(rows.sum() for rows in bad.values())])
 
 
 def bad_rows(rollout: Rollout) -> Dict[str, Tensor]:
@@ -140,15 +161,9 @@ def bad_rows(rollout: Rollout) -> Dict[str, Tensor]:
 
 def read_health(rollout: Rollout) -> Health:
     """The first of the two host reads of an iteration."""
-    num_final, *counts = health_tensor(rollout).tolist()
-    names = list(bad_rows_names(rollout))
-    return Health(num_final, {name: count for name, count in zip(names, counts) if count})
-
-
-def bad_rows_names(rollout: Rollout) -> List[str]:
-    """The keys of `bad_rows`, without computing them."""
-    names = [f"obs['{name}']" for name in rollout.obs] + ["reward", "action distribution"]
-    return names + (["final_obs"] if rollout.final_obs is not None else [])
+    bad = bad_rows(rollout)
+    num_final, *counts = health_tensor(rollout, bad).tolist()
+    return Health(num_final, {name: count for name, count in zip(bad, counts) if count})
 
 
 def first_rows(mask: Tensor, count: int) -> Tensor:
@@ -187,6 +202,8 @@ class Collector:
         )
         self.generator = make_generator(env.device, seed)
         self.obs: Optional[Obs] = None
+        self.brought_up = False
+        """Whether a bring-up came before the last rollout: its time is in that iteration's."""
 
     def start(self) -> None:
         """Reset the environments, bring-up included."""
@@ -194,12 +211,13 @@ class Collector:
         check_obs("reset()", self.obs, self.env.spec, self.env.num_envs, self.env.device)
 
     @torch.no_grad()
-    def collect(self) -> Rollout:
-        """One rollout; its storage is reused by the next."""
+    def collect(self, steps: Optional[int] = None) -> Rollout:
+        """One rollout of `steps` (default: all that the storage holds); its storage is reused by the next."""
+        self.brought_up = self.obs is None
         if self.obs is None:
             self.start()
         assert self.obs is not None
-        env, rollout, obs = self.env, self.rollout, self.obs
+        env, rollout, obs = self.env, self.rollout.first(steps or self.rollout.steps), self.obs
         rollout.logs = []
         for t in range(rollout.steps):
             with self.watch("policy"):

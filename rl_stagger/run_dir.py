@@ -18,6 +18,7 @@ import torch
 import rl_stagger
 from rl_stagger.config import Config, to_tree
 from rl_stagger.errors import ConfigError
+from rl_stagger.logging.writers import read_json_lines, replace_file, strict_json
 
 RUNS = Path("runs")
 
@@ -131,19 +132,9 @@ def git_commit() -> Optional[str]:
 
 def write_json(path: Path, content: Dict[str, Any]) -> None:
     """Atomically, so that a killed run leaves the old file or the new one."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    os.replace(temporary, path)
+    replace_file(path, iter([strict_json(content, indent=2), "\n"]))
 
 
 def read_metrics_lines(run_dir: Path) -> List[Dict[str, Any]]:
-    """The lines of metrics.jsonl; a torn last line is left out."""
-    path = run_dir / "metrics.jsonl"
-    lines: List[Dict[str, Any]] = []
-    if path.is_file():
-        for text in path.read_text(encoding="utf-8").splitlines():
-            try:
-                lines.append(json.loads(text))
-            except json.JSONDecodeError:
-                break
-    return lines
+    """The lines of metrics.jsonl, see `read_json_lines`."""
+    return read_json_lines(run_dir / "metrics.jsonl")

@@ -15,13 +15,14 @@ import torch
 
 from rl_stagger.algorithms.ppo import PPO
 from rl_stagger.checkpoint import CheckpointStore, load_checkpoint, resolve_resume, run_dir_of
-from rl_stagger.config import Config, TaskConfig, check_config, to_tree
+from rl_stagger.config import Config, TaskConfig, check_config, from_tree, to_tree
 from rl_stagger.envs.base import Capability, VecEnv
+from rl_stagger.envs.phase_encoding import PhaseEncoding, encoding_in_force, wrap_phase_encoding
 from rl_stagger.envs.registry import entry_point
 from rl_stagger.errors import CheckpointError, ConfigError, NonFiniteError
 from rl_stagger.logging.console import make_console
 from rl_stagger.models.actor_critic import ActorCritic
-from rl_stagger.policy import spec_to_tree
+from rl_stagger.policy import spec_from_tree, spec_to_tree
 from rl_stagger.reporter import Reporter
 from rl_stagger.resets.rule import StaggeredResets
 from rl_stagger.rng import global_rng_state, seed_everything, set_global_rng_state
@@ -30,7 +31,7 @@ from rl_stagger.run_dir import task_folder
 from rl_stagger.statistics import Statistics, read_metrics
 from rl_stagger.stopwatch import Stopwatch
 
-MUST_AGREE = ("task", "spec", "model", "reset", "num_envs", "rollout_steps", "seed")
+MUST_AGREE = ("task", "phase_encoding", "spec", "model", "reset", "num_envs", "rollout_steps", "seed")
 """What a resumed run shares with its checkpoint ("spec": the environment's shapes); the rest may be changed."""
 
 WARMUP_WARNING_SHARE = 0.2
@@ -60,26 +61,29 @@ class Runner:
         seed_everything(self.config.seed)
         cfg, seed = self.config, self.config.seed
         if not isinstance(env, StaggeredResets):
+            env = wrap_phase_encoding(env, cfg.phase_encoding)
             env = StaggeredResets.from_config(env, cfg.reset, cfg.rollout_steps, seed)
         elif env.rollout_steps != cfg.rollout_steps:
             raise ConfigError(
                 f"rollout_steps={cfg.rollout_steps}: the StaggeredResets given was built with {env.rollout_steps}"
             )
         self.env, self.device = env, env.device
-        self.notes.append(f"reset rule {env.describe()}")
+        self.notes += [f"reset rule {env.describe()}", *env.notes]
         if resume is None:
             self.notes += _first_notes(env, cfg)
         self.watch = env.watch = Stopwatch(self.device)
         try:
-            self.model = ActorCritic(env.spec, cfg.model).to(self.device)
+            self.model = ActorCritic(env.spec, cfg.model, cfg.phase_encoding.critic_l2).to(self.device)
         except ValueError as error:
             raise ConfigError(f"model does not fit this task: {error}") from error
         env.actor = lambda obs: self.model.act(obs, self.collector.generator).env_action
         self.learner = PPO(self.model, cfg.algorithm, cfg.iterations, seed + 1)
         keep_final_obs = cfg.algorithm.bootstrap == "final_obs"
-        self.collector = Collector(env, self.model, cfg.rollout_steps, keep_final_obs, seed + 2, self.watch)
+        self.collector = Collector(env, self.model, cfg.most_rollout_steps, keep_final_obs, seed + 2, self.watch)
         self.statistics = Statistics(env.num_envs, env.spec.horizon_steps, cfg.rollout_steps, self.device)
         self.iteration = 0
+        self.steps_total = 0
+        """Env steps collected for learning, all environments together."""
         self.wall_s = 0.0
         self.read_health, self.read_metrics = read_health, read_metrics
         """The two host reads of an iteration, and the only ones."""
@@ -118,15 +122,19 @@ class Runner:
 
     def iterate(self) -> Dict[str, Any]:
         """One iteration: collect, returns, update, statistics. Returns the metrics on the host."""
-        rollout = self.collector.collect()
+        steps = self.config.rollout_steps_at(self.iteration)
+        self.env.plan(self.iteration, steps)
+        rollout = self.collector.collect(steps)
         health = self.read_health(rollout)
         if health.faults:
             raise_non_finite(rollout, health, self.iteration + 1)
         with self.watch("learn"):
-            batch, metrics = self.learner.make_batch(rollout, first_rows(rollout.needs_final, health.num_final))
+            final_rows = first_rows(rollout.needs_final, health.num_final)
+            batch, estimates, metrics = self.learner.make_batch(rollout, final_rows)
             metrics.update(self.learner.update(batch, self.iteration))
             self.model.update_normalizers(rollout.flat_obs(rollout.steps), batch.target, batch.valid)
-            metrics.update(self.statistics.add(rollout))
+            metrics.update(self.statistics.add(rollout, estimates))
+            self.env.follow(rollout.phase, estimates.advantage, rollout.valid)
         return self.read_metrics(metrics)
 
     def _finish_iteration(self, metrics: Dict[str, Any], started: float) -> Dict[str, Any]:
@@ -138,20 +146,32 @@ class Runner:
                 "checkpoint is intact."
             )
         self.iteration += 1
+        self.env.note_return(metrics["episode/return_mean"])
         seconds, parts = time.perf_counter() - started, self.watch.read()
         self.wall_s += seconds
-        rows = self.env.num_envs * self.config.rollout_steps
+        rows = self.env.num_envs * self.env.rollout_steps
+        self.steps_total += rows
         times = {f"time/{name}_s": parts.get(name, 0.0) for name in ("physics", "policy", "learn", "reset")}
         return {
             "iteration": self.iteration,
             **metrics,
-            "steps/total": self.iteration * rows,
+            "steps/total": self.steps_total,
             "steps/warmup": self.env.warmup_steps,
             "speed/steps_per_s": rows / seconds,
+            "time/per_reset_ms": self._per_reset_ms(metrics, times["time/reset_s"]),
             **times,
             "time/host_s": max(0.0, seconds - sum(times.values())),
             "time/wall_s": self.wall_s,
         }
+
+    def _per_reset_ms(self, metrics: Dict[str, Any], reset_s: float) -> Optional[float]:
+        """Time per reset that the rule made by itself: all where a gate makes them, else those of episodes that it cut.
+        None where it made none, and where the time holds a bring-up."""
+        if self.env.config.gate == "block":
+            count = metrics["resets/per_step_mean"] * self.env.rollout_steps
+        else:
+            count = metrics["episode/cut_count"]
+        return 1000.0 * reset_s / count if count and not self.collector.brought_up else None
 
     # -- state ---------------------------------------------------------------------------------------------------
     def state_dict(self) -> Dict[str, Any]:
@@ -160,6 +180,7 @@ class Runner:
             "config": to_tree(self.config),
             "spec": spec_to_tree(self.env.spec),
             "iteration": self.iteration,
+            "steps_total": self.steps_total,
             "wall_s": self.wall_s,
             "model": self.model.state_dict(),
             "learner": self.learner.state_dict(),
@@ -171,7 +192,14 @@ class Runner:
 
     def load_state_dict(self, state: Dict[str, Any], source: Path) -> None:
         """Continue from `state`, which came from file `source`. CheckpointError where it does not fit this run."""
-        saved = {**state["config"], "spec": state["spec"]}
+        if "steps_total" not in state:
+            raise CheckpointError(
+                f"resume={source}: written by an earlier version, whose runs cannot be continued; evaluating it and "
+                "load_policy still work"
+            )
+        # Through the types: settings that did not exist yet when it was saved have their defaults.
+        saved = to_tree(from_tree(Config, state["config"], ""))
+        saved["spec"] = spec_to_tree(spec_from_tree(state["spec"]))
         now = {**to_tree(self.config), "spec": spec_to_tree(self.env.spec)}
         for name in MUST_AGREE:
             if saved[name] != now[name]:
@@ -179,7 +207,7 @@ class Runner:
                     f"resume={source}: the checkpoint has {_difference(name, saved[name], now[name])}; "
                     "continue with the checkpoint's settings or start a new run"
                 )
-        self.iteration, self.wall_s = state["iteration"], state["wall_s"]
+        self.iteration, self.steps_total, self.wall_s = state["iteration"], state["steps_total"], state["wall_s"]
         self.model.load_state_dict(state["model"])
         self.learner.load_state_dict(state["learner"])
         if saved["algorithm"]["learning_rate"] != now["algorithm"]["learning_rate"]:
@@ -216,11 +244,13 @@ class Runner:
                 "bootstrapped with V(s_t), the value one step before"
             )
         reset = env.config if isinstance(env, StaggeredResets) else config.reset
+        inner = env.env if isinstance(env, StaggeredResets) else env
         in_force = dataclasses.replace(
             config,
             task=task_of(env, config.task),
             algorithm=algorithm,
             reset=reset,
+            phase_encoding=encoding_in_force(inner, config.phase_encoding, can_wrap=inner is env),
             num_envs=env.num_envs,
             device=str(env.device),
         )
@@ -269,6 +299,9 @@ def _first_notes(env: StaggeredResets, config: Config) -> List[str]:
     if env.spec.horizon_steps is not None and env.spec.horizon_steps > config.rollout_steps:
         first = -(-env.spec.horizon_steps // config.rollout_steps)
         notes.append(f"episodes of full length first end at iteration {first}")
+    if env.spec.phase_columns:
+        columns = " and ".join(f"{count} columns of '{name}'" for name, count in env.spec.phase_columns.items())
+        notes.append(f"phase encoding {config.phase_encoding.kind}: the last {columns} hold the episode's clock")
     return notes
 
 
@@ -276,6 +309,7 @@ def task_of(env: VecEnv, task: TaskConfig) -> TaskConfig:
     """What to write down so that `make_env` builds this environment again; `task` itself where it says so already."""
     inner = env.env if isinstance(env, StaggeredResets) else env
     if inner.made_from is None:
+        inner = inner.env if isinstance(inner, PhaseEncoding) else inner
         built = f"{type(inner).__module__}:{type(inner).__qualname__}"
         return task if entry_point(task.name) in (None, built) else TaskConfig(built)
     name, settings = inner.made_from

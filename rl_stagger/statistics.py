@@ -14,7 +14,8 @@ from torch import Tensor
 
 from rl_stagger.errors import ContractError
 from rl_stagger.resets.coverage import histogram_coverage, phase_bins, phase_histogram, total_variation
-from rl_stagger.rollout import Rollout
+from rl_stagger.resets.nonstationarity import ForgettingTracker, PhaseBins, explained_variance_of_bins
+from rl_stagger.rollout import Estimates, Rollout
 
 Metrics = Dict[str, Tensor]
 """Name -> scalar or [bins] tensor on the device; NaN = no such event in this iteration."""
@@ -99,10 +100,11 @@ class Statistics:
         self._length = torch.zeros(num_envs, dtype=torch.int64, device=device)
         self._partial = torch.zeros(num_envs, dtype=torch.int64, device=device)
         self._histogram = torch.full((self.num_bins,), float("nan"), device=device)
+        self._forgetting = ForgettingTracker(self.num_bins, num_envs * rollout_steps, device)
 
     @torch.no_grad()
-    def add(self, rollout: Rollout) -> Metrics:
-        """Metrics of one rollout."""
+    def add(self, rollout: Rollout, estimates: Optional[Estimates] = None) -> Metrics:
+        """Metrics of one rollout; those of the critic where the learner's `estimates` are given."""
         valid = rollout.valid
         done = rollout.done & valid
         terminated, cut = rollout.terminated & valid, rollout.cut & valid
@@ -113,12 +115,14 @@ class Statistics:
         marks, self._partial = totals_since_done((begun_midway | cut).to(torch.int64), self._partial, done)
         full = done & (marks == 0)
         length = lengths.to(returns.dtype)
-        metrics = {
+        metrics: Metrics = {
             "episode/return_mean": mean_where(returns, full),
             "episode/return_std": mean_where((returns - mean_where(returns, full)).square(), full).sqrt(),
             "episode/length_mean": mean_where(length, full),
             "episode/count": full.sum(),
             "episode/partial_count": (done & ~full).sum(),
+            "episode/midway_count": (done & ~full & ~cut).sum(),
+            "episode/cut_count": (done & cut).sum(),
             "episode/terminated_count": (terminated & full).sum(),
             "episode/truncated_count": (full & ~terminated).sum(),
             "episode/length_min": _extreme(length, full, largest=False),
@@ -131,12 +135,34 @@ class Statistics:
             metrics["episode/success_rate"] = mean_where(rollout.success.to(returns.dtype), full)
         resets = rollout.was_reset.sum(1).to(torch.float32)
         metrics["resets/per_step_max"], metrics["resets/per_step_mean"] = resets.max(), resets.mean()
+        metrics["resets/frozen_share"] = rollout.frozen.to(torch.float32).mean()
+        if estimates is not None:
+            error = estimates.target - estimates.value
+            metrics["critic/error_rms"] = mean_where(error.square(), valid).sqrt()
         if self.horizon_steps:
-            histogram = phase_histogram(rollout.phase, self.horizon_steps, self.num_bins, valid)
-            metrics["batch/coverage"] = histogram_coverage(histogram)
-            metrics["batch/tv_distance"] = total_variation(histogram, self._histogram)
-            metrics["batch/phase_histogram"] = self._histogram = histogram
+            metrics.update(self._by_phase(rollout, estimates, self.horizon_steps))
         metrics.update(log_means(rollout.logs, valid, self.device))
+        return metrics
+
+    def _by_phase(self, rollout: Rollout, estimates: Optional[Estimates], horizon_steps: int) -> Metrics:
+        """How the batch's phases are spread, and what reward and critic are like in each of them."""
+        histogram = phase_histogram(rollout.phase, horizon_steps, self.num_bins, rollout.valid)
+        bins = PhaseBins(rollout.phase, rollout.valid, horizon_steps, self.num_bins)
+        reward = bins.means(rollout.reward)
+        # A batch in which everybody waits has no mixture: the next one is held against the last that had.
+        none, nan = bins.count.sum() == 0, torch.full((), float("nan"), device=self.device)
+        metrics = {
+            "batch/coverage": torch.where(none, nan, histogram_coverage(histogram)),
+            "batch/tv_distance": torch.where(none, nan, total_variation(histogram, self._histogram)),
+            "batch/phase_histogram": histogram,
+            "batch/reward_by_phase": reward.to(torch.float32),
+            "batch/forgetting_events": self._forgetting.add(reward, bins.count),
+        }
+        self._histogram = torch.where(none, self._histogram, histogram)
+        if estimates is not None:
+            value, target = estimates.value, estimates.target
+            metrics["critic/explained_variance_by_phase"] = explained_variance_of_bins(bins, value, target)
+            metrics["critic/error_by_phase"] = bins.means((target - value).square()).sqrt().to(torch.float32)
         return metrics
 
     def state_dict(self) -> Dict[str, Any]:
@@ -145,11 +171,13 @@ class Statistics:
             "length": self._length.clone(),
             "partial": self._partial.clone(),
             "histogram": self._histogram.clone(),
+            **{f"forgetting_{name}": x for name, x in self._forgetting.state_dict().items()},
         }
 
     def load_state_dict(self, state: Dict[str, Any], episodes_too: bool) -> None:
         """`episodes_too`: the environment's state came back as well, so unfinished episodes go on."""
         self._histogram = state["histogram"].to(self.device).clone()
+        self._forgetting.load_state_dict({name: state[f"forgetting_{name}"] for name in ForgettingTracker.FIELDS})
         if episodes_too:
             self._return = state["return"].to(self.device).clone()
             self._length = state["length"].to(self.device).clone()

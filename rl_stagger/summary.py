@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Optional, Sequence
+from typing import Any, Dict, List, Optional, Sequence
+
+from rl_stagger.resets.nonstationarity import cyclic_metrics
 
 
 def summarize(lines: Sequence[Dict[str, Any]], horizon_steps: Optional[int], rollout_steps: int) -> Dict[str, Any]:
@@ -10,15 +12,18 @@ def summarize(lines: Sequence[Dict[str, Any]], horizon_steps: Optional[int], rol
 
     `final_*` are means over the episodes that ended in the last tenth of the iterations, at least one horizon long
     (synchronous resets end episodes only once per horizon). `explained_variance_p10`: 10th percentile over the last
-    three quarters of the iterations.
+    three quarters of the iterations; `cyclic_*`, `swing_*`: cyclic indices of the reward and of the critic's error, and
+    how large their cycles are, over the same.
     """
     if not lines:
         return {"iterations": 0}
     last = lines[-1]
     horizon_iters = -(-horizon_steps // rollout_steps) if horizon_steps else 1
     window = lines[-max(len(lines) // 10, horizon_iters, 1) :]
-    trained = [x for x in (line.get("critic/explained_variance") for line in lines[len(lines) // 4 :]) if x is not None]
-    returns = [x for x in (line.get("episode/return_mean") for line in lines) if x is not None]
+    trained = lines[len(lines) // 4 :]
+    cyclic = cyclic_metrics(trained, horizon_steps, rollout_steps)
+    returns, distances = _there(lines, "episode/return_mean"), _there(lines, "batch/tv_distance")
+    forgotten = _there(lines, "batch/forgetting_events")
     return {
         "iterations": last["iteration"],
         "steps_total": last["steps/total"],
@@ -29,9 +34,16 @@ def summarize(lines: Sequence[Dict[str, Any]], horizon_steps: Optional[int], rol
         "final_success_rate": episode_mean(window, "episode/success_rate"),
         "final_episodes": sum(line["episode/count"] for line in window),
         "final_iterations": [window[0]["iteration"], last["iteration"]],
-        "best_return": max(returns) if returns else None,
-        "explained_variance_p10": percentile(trained, 0.1),
-        "coverage_min": _least(lines, "batch/coverage"),
+        "best_return": max(returns, default=None),
+        "explained_variance_p10": percentile(_there(trained, "critic/explained_variance"), 0.1),
+        "coverage_min": min(_there(lines, "batch/coverage"), default=None),
+        "tv_mean": sum(distances) / len(distances) if distances else None,
+        "cyclic_reward": cyclic.get("batch/cyclic_reward"),
+        "cyclic_error": cyclic.get("critic/cyclic_error"),
+        "swing_reward": cyclic.get("batch/swing_reward"),
+        "swing_error": cyclic.get("critic/swing_error"),
+        "forgetting_total": sum(forgotten) if forgotten else None,
+        "resets_max": max(_there(lines, "resets/per_step_max"), default=None),
         "steps_per_s": last["steps/total"] / last["time/wall_s"] if last["time/wall_s"] else None,
         "horizon_steps": horizon_steps,
         "rollout_steps": rollout_steps,
@@ -60,5 +72,6 @@ def percentile(values: Sequence[float], share: float) -> Optional[float]:
     return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
 
 
-def _least(lines: Sequence[Dict[str, Any]], name: str) -> Optional[float]:
-    return min((line[name] for line in lines if line.get(name) is not None), default=None)
+def _there(lines: Sequence[Dict[str, Any]], name: str) -> List[float]:
+    """A metric's values where there are any."""
+    return [line[name] for line in lines if line.get(name) is not None]

@@ -33,7 +33,8 @@ from rl_stagger.overrides import (
     hydra_configs,
     rewrite_overrides,
 )
-from rl_stagger.resets.rule import ResetConfig
+from rl_stagger.resets.adaptive import AdaptiveConfig
+from rl_stagger.resets.config import LibraryConfig, ResetConfig
 
 CONFIGS = config_dir()
 TASK_FILES = sorted(
@@ -84,8 +85,10 @@ def test_the_top_level_is_the_dataclass():
 
 @pytest.mark.parametrize("name", RESET_FILES)
 def test_every_reset_file_is_whole_and_valid(name):
-    tree = content(f"reset/{name}")
+    tree = compose([f"reset={name}"])["reset"]
     assert tree.keys() == field_names(ResetConfig), "every key is there to be overridden"
+    for part, cls in (("adaptive", AdaptiveConfig), ("library", LibraryConfig)):
+        assert tree[part].keys() == field_names(cls)
     assert tree["name"] == name
     config = from_tree(ResetConfig, tree, "")
     assert config.check() == []
@@ -115,7 +118,7 @@ def test_the_registry_and_the_task_files_name_the_same_tasks():
 def test_every_task_goes_with_every_reset(task):
     for reset in RESET_FILES:
         config = load_config([f"task={task}", f"reset={reset}"])
-        assert config.reset == from_tree(ResetConfig, content(f"reset/{reset}"), "")
+        assert config.reset == from_tree(ResetConfig, compose([f"reset={reset}"])["reset"], "")
         file = content(f"task/{task}")
         assert (config.num_envs, config.rollout_steps) == (file["num_envs"], file["rollout_steps"])
         for key, value in file.get("algorithm", {}).items():

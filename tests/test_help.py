@@ -24,7 +24,7 @@ def test_usage_and_choices():
     for part in ("rl-stagger train [key=value", "train -m ", "resume=latest", "--hydra-help", "[256,256]'"):
         assert part in text
     assert re.search(r"task= +cartpole_swingup .*\n.*skill_chain\* .*module:Class", text)
-    assert re.search(r"reset= +random_clock  staggered\*  staggered_block  synchronous\n", text)
+    assert re.search(r"reset= +adaptive  density  mixed  random_clock  snapshot  staggered\*  .*upkept\n", text)
     assert "custom" not in text
     assert "hydra:" not in text
     assert "defaults:" not in text
@@ -49,11 +49,19 @@ def test_what_the_task_and_the_user_set_is_marked():
     assert line(text, "algorithm", "gamma").endswith("[from your command line; default 0.99]")
     assert (
         line(text, "", "num_envs")
-        == "num_envs: 8        # N, parallel environments  [from your command line; default 512]"
+        == "num_envs: 8                   # N, parallel environments  [from your command line; default 512]"
     )
     assert "passes over the batch per iteration  [set by the task; default 5]" in line(text, "algorithm", "epochs")
     assert "[" not in line(text, "algorithm", "minibatches"), "the task sets what is the default anyway"
     assert line(text, "algorithm", "learning_rate_min").startswith("learning_rate_min: 0.00001 ")
+
+
+def test_a_rule_that_builds_upon_another_shows_all_settings_and_its_own():
+    text = train_help(["reset=synchronous", "reset.gate=block"])
+    assert "set by reset=synchronous; default warmup]" in line(text, "reset", "bring_up")
+    assert "from your command line; default immediate]" in line(text, "reset", "gate")
+    assert "[" not in line(text, "reset", "upkeep_coverage")
+    assert "defaults:" not in text
 
 
 def test_a_task_of_ones_own_and_its_settings():

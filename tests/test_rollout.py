@@ -10,7 +10,7 @@ from helpers.toy_envs import LINEAR, Bandit, TallyEnv, empty_rollout, flags
 from rl_stagger.envs.base import Box, EnvSpec, Step
 from rl_stagger.errors import NonFiniteError
 from rl_stagger.models.actor_critic import Act, ActorCritic
-from rl_stagger.rollout import Collector, Rollout, first_rows, health_tensor, raise_non_finite, read_health
+from rl_stagger.rollout import Collector, Rollout, bad_rows, first_rows, health_tensor, raise_non_finite, read_health
 from rl_stagger.stopwatch import Stopwatch
 
 CPU = torch.device("cpu")
@@ -141,17 +141,19 @@ def test_what_a_step_does_not_say_is_not_left_over_from_the_last_rollout():
     rollout = empty_rollout(1, 2)
     obs, zeros = {"policy": torch.zeros(2, 1)}, torch.zeros(2, dtype=torch.int64)
     everybody, nobody = torch.ones(2, dtype=torch.bool), torch.zeros(2, dtype=torch.bool)
-    act, step = one_step(success=everybody, cut=everybody, reset=nobody)
+    act, step = one_step(success=everybody, cut=everybody, frozen=everybody, reset=nobody)
     rollout.put_before(0, obs, act, zeros, zeros)
     rollout.put_after(0, step)
     assert rollout.success.all()
     assert rollout.cut.all()
+    assert rollout.frozen.all()
     assert not rollout.was_reset.any()
     act, step = one_step()
     rollout.put_before(0, obs, act, zeros, zeros)
     rollout.put_after(0, step)
     assert not rollout.success.any()
     assert not rollout.cut.any()
+    assert not rollout.frozen.any()
     assert rollout.was_reset.all(), "where nobody says otherwise, done environments were reset"
 
 
@@ -186,6 +188,9 @@ def test_collector_begins_anew_where_the_environment_does():
     env = TallyEnv(3, 4)
     collector = collector_of(env, 3)
     collector.collect()
+    assert collector.brought_up
+    collector.collect()
+    assert not collector.brought_up
     other = collector_of(TallyEnv(3, 4), 3)
     other.load_state_dict(collector.state_dict(), obs_too=False)
     rollout = other.collect()
@@ -216,7 +221,7 @@ def test_a_healthy_rollout():
     health = read_health(rollout)
     assert health.num_final == 2
     assert health.faults == {}
-    assert health_tensor(rollout).tolist() == [2, 0, 0, 0, 0]
+    assert health_tensor(rollout, bad_rows(rollout)).tolist() == [2, 0, 0, 0, 0]
     no_final = empty_rollout(4, 5, keep_final_obs=False)
     assert read_health(no_final).faults == {}
 

@@ -22,6 +22,7 @@ import rl_stagger as rs
 from rl_stagger.checkpoint import list_checkpoints, load_checkpoint
 from rl_stagger.config import build_config, to_tree
 from rl_stagger.envs.base import Capability
+from rl_stagger.errors import CheckpointError
 from rl_stagger.evaluate import EvaluateConfig, evaluate_run
 from rl_stagger.run_dir import read_metrics_lines
 
@@ -157,7 +158,8 @@ def test_the_resumed_runs_were_worth_comparing(resumed):
         frozen += sum(1 - line["batch/valid_share"] for line in lines[2:])
     assert any(rate != pytest.approx(1e-3) for rate in rates), "some rate was adapted before the stop"
     assert ended > 0
-    assert warmup == {("synchronous", False), ("random_clock", False), ("staggered", True), ("staggered_block", True)}
+    free = {"synchronous", "random_clock", "snapshot"}
+    assert warmup == {(reset, reset not in free) for reset in RESETS}
     assert frozen > 0, "somebody waited at a gate after the stop"
 
 
@@ -666,3 +668,59 @@ def test_lost_spread_is_said_once(tmp_path, capsys):
     env.reset(torch.ones(8, dtype=torch.bool))  # all start again together, as after a common fall
     runner.learn()
     assert capsys.readouterr().out.count("coverage of the horizon is down to") == 1
+
+
+# -- schedules ------------------------------------------------------------------------------------------------------
+def test_rollouts_follow_their_schedule_in_storage_made_once(tmp_path):
+    schedule = {"rollout_steps": 2, "rollout_steps_schedule": [[2, 5], [4, 3]], "iterations": 6}
+    config = small_config(tmp_path / "straight", reset="staggered_block", **schedule)
+    runner = rs.Runner(CounterEnv(6, lengths=[0, 4, 0, 7, 0, 0]), config)
+    assert runner.collector.rollout.reward.shape == (5, 6)
+    storage = runner.collector.rollout.reward.data_ptr()
+    runner.learn()
+    assert runner.collector.rollout.reward.data_ptr() == storage
+    lines = read_metrics_lines(tmp_path / "straight")
+    # 6 environments: 2, 2, 5, 5, 3, 3 steps.
+    assert [line["steps/total"] for line in lines] == [12, 24, 54, 84, 102, 120]
+    halves = small_config(tmp_path / "halves", reset="staggered_block", **schedule)
+    rs.Runner(CounterEnv(6, lengths=[0, 4, 0, 7, 0, 0]), halves).learn(3)
+    again = small_config(tmp_path / "halves", reset="staggered_block", resume=str(tmp_path / "halves"), **schedule)
+    rs.Runner(CounterEnv(6, lengths=[0, 4, 0, 7, 0, 0]), again).learn(6)
+    assert lines_of(tmp_path / "halves") == lines_of(tmp_path / "straight")
+
+
+def test_the_number_of_groups_follows_what_is_learned(tmp_path):
+    # Episodes of CounterEnv return 1 + ... + 12 = 78 as soon as one has ended.
+    tree = small_tree(tmp_path, iterations=8)
+    tree["reset"] = {"num_groups": 1, "num_groups_by_return": [[70.0, 3]]}
+    runner = rs.Runner(CounterEnv(6), build_config(tree))
+    runner.learn()
+    lines = read_metrics_lines(tmp_path)
+    ended = next(i for i, line in enumerate(lines) if line["episode/return_mean"] is not None)
+    assert lines[ended]["batch/coverage"] < 0.7
+    assert runner.env.num_groups == 3
+    assert lines[-1]["batch/coverage"] > 0.9
+
+
+@pytest.mark.parametrize("signal_name", ["critic_error", "advantage"])
+def test_an_adaptive_density_leaves_the_even_one(tmp_path, signal_name):
+    tree = small_tree(tmp_path, "adaptive", iterations=8, num_envs=32)
+    tree["reset"]["adaptive"] = {"signal": signal_name, "every_iters": 2, "floor": 0.2}
+    runner = rs.Runner(CounterEnv(32), build_config(tree))
+    runner.learn()
+    density = runner.env._upkeep.target.wanted
+    assert float(density.sum()) == pytest.approx(1.0)
+    assert float(density.min()) >= 0.2 / 3 - 1e-6
+    # Rewards grow with the step and an untrained critic says 0: it is the more wrong the later in the episode.
+    assert float(density[-1]) > float(density[0]) + 0.05
+
+
+def test_a_checkpoint_of_an_earlier_version_is_refused_by_name(tmp_path):
+    train(CounterEnv(6), small_config(tmp_path))
+    path = tmp_path / "checkpoints" / "iter_0000002.pt"
+    state = torch.load(str(path), weights_only=True)
+    del state["steps_total"]
+    torch.save(state, str(path))
+    with pytest.raises(CheckpointError, match=r"written by an earlier version.*load_policy still work"):
+        rs.Runner(CounterEnv(6), small_config(tmp_path, resume=str(path), iterations=4))
+    rs.load_policy(path)

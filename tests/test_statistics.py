@@ -8,7 +8,7 @@ from helpers.toy_envs import LINEAR, TallyEnv, empty_rollout, flags
 
 from rl_stagger.models.actor_critic import ActorCritic
 from rl_stagger.resets.rule import StaggeredResets
-from rl_stagger.rollout import Collector
+from rl_stagger.rollout import Collector, Estimates
 from rl_stagger.statistics import Statistics, log_means, mean_where, read_metrics, totals_since_done
 from rl_stagger.stopwatch import Stopwatch
 
@@ -224,6 +224,19 @@ def test_cut_episodes_are_partial_and_the_next_is_not():
     rollout.cut.copy_(flags(4, 1, (1, 0)))
     got = on_host(statistics_for(rollout), rollout)
     assert (got["episode/count"], got["episode/partial_count"]) == (1, 1)
+    assert (got["episode/cut_count"], got["episode/midway_count"]) == (1, 0)
+
+
+def test_partial_episodes_are_cut_or_began_midway():
+    # env 0 began midway and runs to its end; env 1 did too, but is cut; env 2 is whole.
+    rollout = empty_rollout(2, 3)
+    rollout.phase.copy_(torch.tensor([[5, 5, 0], [6, 6, 1]]))
+    rollout.clock.copy_(rollout.phase)
+    rollout.truncated[1] = True
+    rollout.cut.copy_(flags(2, 3, (1, 1)))
+    got = on_host(statistics_for(rollout), rollout)
+    assert [got[f"episode/{name}_count"] for name in ("partial", "midway", "cut")] == [2, 1, 1]
+    assert got["episode/count"] == 1
 
 
 def test_a_cut_of_a_frozen_step_does_not_mark_the_next_episode():
@@ -305,6 +318,19 @@ def test_coverage_and_distance_between_batches():
     assert got["batch/phase_histogram"] == [0.75, 0.25]
 
 
+def test_a_batch_in_which_everybody_waits_has_no_mixture():
+    statistics = Statistics(2, 4, 2, CPU)
+    found = []
+    for phase, waits in ((0, False), (0, True), (2, False)):
+        rollout = empty_rollout(2, 2)
+        rollout.phase.fill_(phase)
+        rollout.valid.fill_(not waits)
+        found.append(on_host(statistics, rollout))
+    assert [m["batch/coverage"] for m in found] == [0.0, None, 0.0]
+    assert [m["batch/tv_distance"] for m in found] == [None, None, 1.0], "the third against the first"
+    assert found[1]["batch/phase_histogram"] == [0.0, 0.0]
+
+
 def test_phases_of_invalid_rows_do_not_count():
     rollout = empty_rollout(2, 2)
     rollout.phase.copy_(torch.tensor([[0, 3], [1, 3]]))
@@ -313,8 +339,59 @@ def test_phases_of_invalid_rows_do_not_count():
 
 
 def test_without_a_time_limit_there_are_no_phases():
-    got = on_host(statistics_for(empty_rollout(2, 2)), empty_rollout(2, 2))
+    estimates = Estimates(*torch.zeros(3, 2, 2))
+    got = read_metrics(statistics_for(empty_rollout(2, 2)).add(empty_rollout(2, 2), estimates))
     assert not [name for name in got if name.startswith("batch/") and name != "batch/reward_mean"]
+    assert not [name for name in got if name.endswith("by_phase")]
+    assert got["critic/error_rms"] == 0.0
+
+
+def test_reward_and_critic_by_phase():
+    # H = 4, K = 2: phases 0 1 | 2 3. Env 0 in the first half: rewards 1 3, errors target - V 1 -1. Env 1 in the second:
+    # rewards 5 and (frozen) NaN, error 3. All errors: sqrt((1 + 1 + 9) / 3). Targets 2 4 in the first half, variance 1;
+    # errors vary by 1: explained 0. One row in the second: cannot vary.
+    rollout = empty_rollout(2, 2)
+    rollout.phase.copy_(torch.tensor([[0, 2], [1, 3]]))
+    rollout.reward.copy_(torch.tensor([[1.0, 5.0], [3.0, NAN]]))
+    rollout.valid.copy_(~flags(2, 2, (1, 1)))
+    target = torch.tensor([[2.0, 7.0], [4.0, NAN]])
+    error = torch.tensor([[1.0, 3.0], [-1.0, NAN]])
+    estimates = Estimates(target - error, target, error)
+    got = read_metrics(statistics_for(rollout, horizon=4).add(rollout, estimates))
+    assert got["batch/reward_by_phase"] == [2.0, 5.0]
+    assert got["critic/error_by_phase"] == [1.0, 3.0]
+    assert got["critic/error_rms"] == pytest.approx((11 / 3) ** 0.5)
+    assert got["critic/explained_variance_by_phase"] == [0.0, None]
+    rollout.valid[0, 1] = False
+    got = read_metrics(statistics_for(rollout, horizon=4).add(rollout, estimates))
+    assert got["batch/reward_by_phase"] == [2.0, None]
+    assert got["critic/error_by_phase"] == [1.0, None]
+
+
+def test_forgetting_is_counted_phase_by_phase():
+    # Two bins, one batch [2, 2] holds 2 rows of each: half of a level. The first half of the horizon goes 0 0 8 8 8 8,
+    # level 0 0 4 6 7 7.5, then is given nothing: 3.75, under 3/4 of the best. The second half learns and stays.
+    statistics = Statistics(2, 4, 2, CPU)
+    events = []
+    for first, second in [(0, 0), (0, 0), (8, 8), (8, 8), (8, 8), (8, 8), (0, 8), (0, 8), (8, 8)]:
+        rollout = empty_rollout(2, 2)
+        rollout.phase.copy_(torch.tensor([[0, 2], [1, 3]]))
+        rollout.reward.copy_(torch.tensor([[first, second], [first, second]]))
+        events.append(on_host(statistics, rollout)["batch/forgetting_events"])
+    assert events == [0, 0, 0, 0, 0, 0, 1, 0, 0]
+
+
+def test_frozen_share():
+    rollout = empty_rollout(2, 4)
+    rollout.frozen.copy_(flags(2, 4, (0, 1), (1, 1), (1, 2)))
+    assert on_host(statistics_for(rollout), rollout)["resets/frozen_share"] == 3 / 8
+
+
+def test_a_waiting_gate_freezes_what_is_not_valid():
+    env = StaggeredResets(TallyEnv(2, None, lengths=(3, 5)), 4, bring_up="none", gate="block")
+    metrics, _ = collect_all(env, 4, 6)
+    # env 0 waits 1 step of 4, env 1 3 of 8 (see above)
+    assert sum(m["resets/frozen_share"] for m in metrics) / 6 == pytest.approx((1 / 4 + 3 / 8) / 2)
 
 
 def test_resets_per_step():
@@ -387,6 +464,7 @@ def test_state_round_trip_continues_episodes_or_begins_anew():
     for episodes_too, age, length in ((True, 1, 2.0), (False, 0, 1.0)):
         other = Statistics(1, 4, 1, CPU)
         other.load_state_dict(saved, episodes_too)
+        assert torch.equal(other.state_dict()["forgetting_level"], saved["forgetting_level"])
         got = on_host(other, rollout_of(age, True))
         assert got["episode/length_mean"] == length
         assert got["batch/tv_distance"] is not None

@@ -105,6 +105,40 @@ def test_coverage_and_speed():
     assert summarize([line(1)], None, 1)["coverage_min"] is None
 
 
+def test_what_the_mixture_did():
+    # 80 iterations with H = 20, K = 5 (P = 4); the reward's cycle begins after the first quarter, which does not count.
+    lines = [
+        {
+            **line(i + 1),
+            "batch/tv_distance": None if i == 0 else 0.25 + 0.5 * (i % 2),
+            "batch/reward_mean": float(i % 4) if i >= 20 else 1000.0 * i,
+            "critic/error_rms": 2.0,
+            "batch/forgetting_events": 2 if i in (30, 40) else 0,
+            "resets/per_step_max": 5.0 if i == 7 else 1.0,
+        }
+        for i in range(81)
+    ]
+    got = summarize(lines, horizon_steps=20, rollout_steps=5)
+    assert got["tv_mean"] == 0.5
+    assert got["cyclic_reward"] == pytest.approx(1.0)
+    assert got["swing_reward"] == pytest.approx(
+        (1.25 / 3.5) ** 0.5, rel=0.02
+    )  # 0 1 2 3: variance 1.25, mean square 3.5
+    assert (got["cyclic_error"], got["swing_error"]) == (0.0, 0.0)
+    assert (got["forgetting_total"], got["resets_max"]) == (4, 5.0)
+    bare = summarize([line(1)], 20, 5)
+    names = (
+        "tv_mean",
+        "cyclic_reward",
+        "cyclic_error",
+        "swing_reward",
+        "swing_error",
+        "forgetting_total",
+        "resets_max",
+    )
+    assert [bare[name] for name in names] == [None] * 7
+
+
 def test_a_run_without_episodes_or_lines():
     assert summarize([], 10, 5) == {"iterations": 0}
     got = summarize([line(1), line(2)], 10, 5)

@@ -16,7 +16,7 @@ from rl_stagger.algorithms.kl_schedule import adapt_rate, linear_rate
 from rl_stagger.algorithms.optimizer import FlatAdam
 from rl_stagger.models.actor_critic import ActorCritic
 from rl_stagger.rng import generator_state, make_generator, set_generator_state
-from rl_stagger.rollout import Rollout
+from rl_stagger.rollout import Estimates, Rollout
 
 
 @dataclass(frozen=True)
@@ -158,11 +158,11 @@ class PPO:
 
     # -- returns -------------------------------------------------------------------------------------------------
     @torch.no_grad()
-    def make_batch(self, rollout: Rollout, truncated_rows: Tensor) -> Tuple[Batch, Dict[str, Tensor]]:
+    def make_batch(self, rollout: Rollout, truncated_rows: Tensor) -> Tuple[Batch, Estimates, Dict[str, Tensor]]:
         """Values of all observations and of the final ones in one pass, then advantages and targets.
 
         `truncated_rows`: int64 indices into the K * N rows whose final observation is needed.
-        Returns the batch and metrics of the critic before the update.
+        Returns the batch, the estimates that it was made of, and metrics of the critic before the update.
         """
         cfg, model, steps, envs = self.config, self.model, rollout.steps, rollout.num_envs
         rows = steps * envs
@@ -192,6 +192,7 @@ class PPO:
             cfg.lam,
         )
         target = advantage + value
+        estimates = Estimates(value, target, advantage)
         valid = rollout.valid
         metrics = {
             "critic/explained_variance": explained_variance(value, target, valid),
@@ -210,7 +211,7 @@ class PPO:
             advantage.flatten(),
             valid.flatten(),
         )
-        return batch, metrics
+        return batch, estimates, metrics
 
     # -- update --------------------------------------------------------------------------------------------------
     def update(self, batch: Batch, iteration: int) -> Dict[str, Tensor]:
@@ -297,6 +298,9 @@ class PPO:
             "policy/clip_share": clip_share,
             "policy/ratio_max_error": ratio_error,
         }
+        for name, (weight, penalty) in self.model.penalties().items():
+            loss = loss + weight * penalty
+            stats[name] = penalty.detach()
         return loss, stats
 
     # -- state ---------------------------------------------------------------------------------------------------

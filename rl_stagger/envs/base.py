@@ -73,6 +73,8 @@ class EnvSpec:
     action: ActionSpec
     horizon_steps: Optional[int]
     """H, the time limit in env steps; None = no time limit."""
+    phase_columns: Dict[str, int] = field(default_factory=dict)
+    """Group -> how many of its last columns encode the phase (see envs/phase_encoding.py)."""
 
     def __post_init__(self) -> None:
         if "policy" not in self.obs_shapes:
@@ -102,7 +104,8 @@ class Step:
     """[N] bool; False = a dummy or frozen step, which enters nothing."""
     info: Dict[str, Any] = field(default_factory=dict)
     """"log": name -> scalar or [N] tensor (NaN = no event in this row). "success": [N] bool, read where done, if the
-    task knows it. "cut": [N] bool, episodes that a reset rule ended early (counted as partial)."""
+    task knows it. "cut": [N] bool, episodes that a reset rule ended early (counted as partial). "reset": [N] bool, rows
+    that were started anew in this step (else: those done). "frozen": [N] bool, rows that a gate keeps waiting."""
 
     @property
     def done(self) -> Tensor:
@@ -151,6 +154,11 @@ class VecEnv(abc.ABC):
         Differs from `elapsed_steps` only where somebody wrote the clock without moving the state.
         """
         return self.elapsed_steps
+
+    @property
+    def unwrapped(self) -> VecEnv:
+        """The simulator's own environment, inside whatever is wrapped around it."""
+        return self
 
     @abc.abstractmethod
     def reset(self, env_mask: Optional[Tensor] = None) -> Obs:
@@ -250,7 +258,7 @@ def check_step(step: Any, spec: EnvSpec, num_envs: int, device: torch.device) ->
         _check_tensor(f"Step.{name}", getattr(step, name), (num_envs,), "bool", device)
     if not isinstance(step.info, dict):
         raise ContractError(f"Step.info is a {type(step.info).__name__}, expected a dict")
-    for name in ("success", "cut", "reset"):
+    for name in ("success", "cut", "reset", "frozen"):
         if name in step.info:
             _check_tensor(f"Step.info['{name}']", step.info[name], (num_envs,), "bool", device)
 

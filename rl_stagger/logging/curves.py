@@ -8,11 +8,13 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
-from typing import Any, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Mapping, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
-from rl_stagger.logging.writers import as_float, read_json_lines
+from rl_stagger.logging.heat_map import COLORMAP, DENSITY_MAX, MISSING, as_float, color_limits, phase_rows
+from rl_stagger.logging.writers import read_json_lines
+from rl_stagger.resets.nonstationarity import CYCLES
 
 PathLike = Union[str, Path]
 Lines = Sequence[Mapping[str, Any]]
@@ -21,12 +23,10 @@ Curve = Tuple[np.ndarray, np.ndarray]
 
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 """Okabe and Ito's palette: told apart with every kind of colour vision."""
-COLORMAP, MISSING = "viridis", "#d9d9d9"
+CYCLE_METRICS = [names for _, *names in CYCLES]
 X_LABEL = "training iteration"
 STYLES = ("-", "--", "-.", ":")
 ON_THE_RIGHT = "right"
-DENSITY_MAX = 3.0
-"""Phase density at the bright end of the colour scale; 1 is an even batch."""
 
 
 # -- from lines to arrays -------------------------------------------------------------------------------------------
@@ -42,19 +42,7 @@ def phase_shares(lines: Lines) -> Tuple[np.ndarray, int]:
 
     Where B changed in the course of the run, every histogram is spread over the largest.
     """
-    rows: List[Tuple[int, np.ndarray]] = []
-    for line in lines:
-        histogram = line.get("batch/phase_histogram")
-        if isinstance(histogram, list) and histogram:
-            rows.append((line["iteration"], np.array([as_float(x) for x in histogram])))
-    if not rows:
-        return np.zeros((0, 0)), 1
-    bins, first = max(len(row) for _, row in rows), rows[0][0]
-    shares = np.full((rows[-1][0] - first + 1, bins), np.nan)
-    for iteration, row in rows:
-        source = np.arange(bins) * len(row) // bins
-        shares[iteration - first] = row[source] / np.bincount(source)[source]
-    return shares, first
+    return phase_rows(lines, "batch/phase_histogram", shares=True)
 
 
 def read_horizon(run_dir: PathLike) -> Optional[int]:
@@ -71,39 +59,32 @@ def draw_curves(run_dir: PathLike, horizon_steps: Optional[int] = None) -> Path:
     """Write curves.png from the run's metrics.jsonl, as far as it goes. Returns its path."""
     path = Path(run_dir)
     lines = read_json_lines(path / "metrics.jsonl")
-    figure = _figure(13.0, 10.0)
+    horizon = horizon_steps or read_horizon(path)
+    figure = _figure(13.0, 13.5)
     figure.suptitle(_title(path, lines), fontsize=11)
-    grid = figure.add_gridspec(3, 2, height_ratios=(1, 1, 1.4))
-    axes = [figure.add_subplot(grid[row, column]) for row in range(2) for column in range(2)]
+    grid = figure.add_gridspec(4, 2, height_ratios=(1, 1, 1.6, 1))
+    axes = [figure.add_subplot(grid[row, column]) for row in (0, 1, 3) for column in range(2)]
     _draw_returns(axes[0], lines)
     _draw_lengths(axes[1], lines)
     _draw_explained(axes[2], {"": curve(lines, "critic/explained_variance")})
     _draw_step_size(axes[3], lines)
-    below = grid[2, 0].subgridspec(2, 1, height_ratios=(3.2, 1), hspace=0.0)
-    heat, coverage = figure.add_subplot(below[0]), figure.add_subplot(below[1])
-    shares, first = phase_shares(lines)
-    image = _draw_phases(heat, shares, first, horizon_steps or read_horizon(path))
-    heat.set_title("Phases in the training batch, and their coverage")
-    if image is not None:
-        _colorbar(figure, image, [heat, coverage])
-    _line(coverage, curve(lines, "batch/coverage"), COLORS[2])
-    coverage.set(ylabel="coverage", ylim=(-0.05, 1.05), yticks=(0, 1))
-    resets = figure.add_subplot(grid[2, 1])
-    _line(resets, curve(lines, "resets/per_step_max"), COLORS[1], "most in a step")
-    _line(resets, curve(lines, "resets/per_step_mean"), COLORS[0], "mean")
-    resets.set(title="Resets per environment step", ylabel="environments")
-    if resets.get_ylim()[1] > 20:
-        resets.set_yscale("symlog", linthresh=1.0)
-        resets.yaxis.set_major_formatter("{x:,.0f}")
-    resets.set_ylim(bottom=0)
-    _legend(resets)
+    _draw_resets(axes[4], lines)
+    _draw_cycles(axes[5], lines)
+    heats = []
+    for column, draw in enumerate((_draw_batch_by_phase, _draw_critic_by_phase)):
+        below = grid[2, column].subgridspec(2, 1, height_ratios=(3.2, 1), hspace=0.0)
+        heat, strip = figure.add_subplot(below[0]), figure.add_subplot(below[1])
+        draw(figure, heat, strip, lines, horizon)
+        heats.append(heat)
+        axes.append(strip)
     last = lines[-1]["iteration"] if lines else 1
-    for axis in [*axes, heat, coverage, resets]:
+    for axis in [*axes, *heats]:
         axis.set_xlim(0.5, max(last, 2) + 0.5)
-    for axis in [*axes, coverage, resets]:
+    for axis in axes:
         axis.set_xlabel(X_LABEL)
-    heat.set(xlabel="")
-    heat.tick_params(labelbottom=False)
+    for heat in heats:
+        heat.set(xlabel="")
+        heat.tick_params(labelbottom=False)
     return _save(figure, path / "curves.png")
 
 
@@ -227,28 +208,84 @@ def draw_batches(
 
 
 # -- panels ---------------------------------------------------------------------------------------------------------
+def _draw_batch_by_phase(figure: Any, heat: Any, strip: Any, lines: Lines, horizon_steps: Optional[int]) -> None:
+    image = _draw_phases(heat, *phase_shares(lines), horizon_steps)
+    heat.set_title("Phases in the training batch, and their coverage")
+    if image is not None:
+        _colorbar(figure, image, [heat, strip])
+    _line(strip, curve(lines, "batch/coverage"), COLORS[2])
+    strip.set(ylabel="coverage", ylim=(-0.05, 1.05), yticks=(0, 1))
+
+
+def _draw_critic_by_phase(figure: Any, heat: Any, strip: Any, lines: Lines, horizon_steps: Optional[int]) -> None:
+    name = "critic/explained_variance_by_phase"
+    table, first = phase_rows(lines, name)
+    image = _draw_map(heat, table, first, horizon_steps, color_limits(name, table))
+    heat.set(title="Explained variance by phase, and forgetting events", ylabel="")
+    if image is not None:
+        bar = figure.colorbar(image, ax=[heat, strip], extend="min", pad=0.015, fraction=0.04)
+        bar.set_label("explained variance")
+    x, events = curve(lines, "batch/forgetting_events")
+    strip.bar(x, events, width=1.0, color=COLORS[1])
+    strip.set(ylabel="events", ylim=(0, max(1.0, events.max() if len(events) else 1.0)))
+    strip.yaxis.get_major_locator().set_params(integer=True, nbins=2)
+
+
+def _draw_resets(axis: Any, lines: Lines) -> None:
+    _line(axis, curve(lines, "resets/per_step_max"), COLORS[1], "most in a step")
+    _line(axis, curve(lines, "resets/per_step_mean"), COLORS[0], "mean")
+    axis.set(title="Resets per environment step", ylabel="environments")
+    if axis.get_ylim()[1] > 20:
+        axis.set_yscale("symlog", linthresh=1.0)
+        axis.yaxis.set_major_formatter("{x:,.0f}")
+    axis.set_ylim(bottom=0)
+    _legend(axis)
+    frozen = curve(lines, "resets/frozen_share")
+    if frozen[1].any():
+        axis.set_title("Resets per environment step, and share of frozen transitions")
+        right = _right_axis(axis, COLORS[2])
+        _line(right, frozen, COLORS[2], style="--")
+        right.set(ylabel="frozen share", ylim=(0, 1.05 * frozen[1].max()))
+
+
+def _draw_cycles(axis: Any, lines: Lines) -> None:
+    """How much of the curves goes up and down with the horizon, how far, and how much the mixture moves."""
+    for source, (index, swing), color in zip(("reward", "critic error"), CYCLE_METRICS, COLORS):
+        _line(axis, curve(lines, index), color, f"{source}: cyclic index")
+        _line(axis, curve(lines, swing), color, f"{source}: swing", style=":")
+    _line(axis, curve(lines, "batch/tv_distance"), COLORS[2], "mixture: TV distance", style="--")
+    axis.set(title="Cycles of one horizon, and movement of the mixture", ylim=(-0.03, 1.03))
+    axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncol=3, frameon=False, fontsize=9)
+
+
 def _draw_phases(axis: Any, shares: np.ndarray, first: int, horizon_steps: Optional[int]) -> Any:
     """Heat map of phase histograms [T, B] as densities: 1 where the batch is even. None if there is nothing to draw."""
+    return _draw_map(axis, shares * shares.shape[1], first, horizon_steps, (0.0, DENSITY_MAX))
+
+
+def _draw_map(
+    axis: Any, table: np.ndarray, first: int, horizon_steps: Optional[int], limits: Tuple[float, float]
+) -> Any:
+    """Heat map of one number per phase bin [T, B], grey where there is none. None if there is nothing to draw."""
     axis.set(xlabel=X_LABEL, ylabel="phase in episode (env steps)")
     if not horizon_steps:
         axis.set_ylabel("phase in episode\n(share of horizon)")
-    if shares.size == 0:
+    if table.size == 0:
         axis.text(0.5, 0.5, "no phases recorded", ha="center", va="center", transform=axis.transAxes)
         axis.set(yticks=())
         return None
     from matplotlib import colormaps
 
     colors = colormaps[COLORMAP].with_extremes(bad=MISSING)
-    density = np.ma.masked_invalid(np.asarray(shares, dtype=float).T * shares.shape[1])
     return axis.imshow(
-        density,
+        np.ma.masked_invalid(np.asarray(table, dtype=float).T),
         origin="lower",
         aspect="auto",
-        interpolation="none" if shares.shape[0] <= 1000 else "antialiased",
-        extent=(first - 0.5, first + shares.shape[0] - 0.5, 0, horizon_steps or 1),
+        interpolation="none" if table.shape[0] <= 1000 else "antialiased",
+        extent=(first - 0.5, first + table.shape[0] - 0.5, 0, horizon_steps or 1),
         cmap=colors,
-        vmin=0.0,
-        vmax=DENSITY_MAX,
+        vmin=limits[0],
+        vmax=limits[1],
     )
 
 

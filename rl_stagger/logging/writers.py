@@ -18,6 +18,7 @@ except ImportError:  # pragma: no cover
     from typing_extensions import Protocol
 
 from rl_stagger.errors import ConfigError
+from rl_stagger.logging.heat_map import HeatMaps, as_float
 
 PathLike = Union[str, Path]
 
@@ -129,14 +130,6 @@ def _plain(value: Any) -> Any:
     return _plain(value.tolist()) if hasattr(value, "tolist") else str(value)
 
 
-def as_float(value: Any) -> float:
-    """A metric as it stands in memory or in a JSON line; NaN for None and for what is not a number."""
-    try:
-        return float(value)
-    except (TypeError, ValueError):
-        return float("nan")
-
-
 def replace_file(path: Path, chunks: Iterator[str]) -> None:
     """Write `path` so that a kill at any moment leaves the old file or the new one."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
@@ -153,29 +146,37 @@ def replace_file(path: Path, chunks: Iterator[str]) -> None:
 
 # -- services -------------------------------------------------------------------------------------------------------
 class TensorBoardWriter:
-    """Event files over environment steps. Names that end in "histogram" become histograms over [0, 1) of the horizon.
+    """Event files over environment steps. Lists, one number per phase bin, become pictures (see HeatMaps), now and then
+    and at the end; those whose name ends in "histogram" also histograms over [0, 1) of the horizon.
 
-    `purge_step`, for a resume: events of an earlier life from this step on are hidden.
+    `purge_step`, for a resume: events of an earlier life from this step on are hidden; `history`: its lines.
     """
 
-    def __init__(self, log_dir: PathLike, purge_step: Optional[int] = None) -> None:
+    def __init__(
+        self, log_dir: PathLike, purge_step: Optional[int] = None, history: Sequence[Mapping[str, Any]] = ()
+    ) -> None:
         from torch.utils.tensorboard.writer import SummaryWriter
 
         self._writer = SummaryWriter(str(log_dir), purge_step=purge_step, flush_secs=20)
+        self._maps, self._step = HeatMaps(history), 0
 
     def write(self, step: int, metrics: Dict[str, Any]) -> None:
         for name, value in metrics.items():
             if isinstance(value, (list, tuple)):
-                self._write_list(name, [as_float(x) for x in value], step)
+                if name.endswith("histogram"):
+                    self._write_histogram(name, [as_float(x) for x in value], step)
             elif not math.isnan(as_float(value)):
                 self._writer.add_scalar(name, as_float(value), step)
+        self._step = step
+        self._maps.add(metrics)
+        if self._maps.due():
+            self._write_maps()
 
-    def _write_list(self, name: str, values: List[float], step: int) -> None:
-        if not name.endswith("histogram"):
-            for i, value in enumerate(values):
-                if not math.isnan(value):
-                    self._writer.add_scalar(f"{name}/bin_{i:02d}", value, step)
-            return
+    def _write_maps(self) -> None:
+        for name, image in self._maps.draw().items():
+            self._writer.add_image(name, image, self._step, dataformats="HWC")
+
+    def _write_histogram(self, name: str, values: List[float], step: int) -> None:
         shares, bins = _shares(values), len(values)
         filled = [i for i, share in enumerate(shares) if share > 0]
         if not filled:
@@ -195,13 +196,25 @@ class TensorBoardWriter:
         )
 
     def close(self) -> None:
+        if self._maps.stale:
+            self._write_maps()
         self._writer.close()
 
 
 class WandbWriter:
-    """A Weights & Biases run; the same run again when a run directory is resumed. An extra."""
+    """A Weights & Biases run; the same run again when a run directory is resumed. An extra.
 
-    def __init__(self, project: str, run_name: str, config: Mapping[str, Any], run_dir: PathLike) -> None:
+    Lists become the same pictures as for TensorBoard, under their name with "_map".
+    """
+
+    def __init__(
+        self,
+        project: str,
+        run_name: str,
+        config: Mapping[str, Any],
+        run_dir: PathLike,
+        history: Sequence[Mapping[str, Any]] = (),
+    ) -> None:
         try:
             import wandb  # pyright: ignore[reportMissingImports]
         except ImportError as error:
@@ -217,23 +230,23 @@ class WandbWriter:
         # A step axis of our own: wandb drops what is logged at a step of its own that is past, as after a resume.
         self._run.define_metric("steps/total")
         self._run.define_metric("*", step_metric="steps/total")
+        self._maps = HeatMaps(history)
 
     def write(self, step: int, metrics: Dict[str, Any]) -> None:
         row: Dict[str, Any] = {}
         for name, value in metrics.items():
             if isinstance(value, (list, tuple)):
-                row.update(self._list(name, [as_float(x) for x in value]))
+                if name.endswith("histogram") and value:
+                    edges = [i / len(value) for i in range(len(value) + 1)]
+                    shares = _shares([as_float(x) for x in value])
+                    row[name] = self._wandb.Histogram(np_histogram=(shares, edges))
             elif not math.isnan(as_float(value)):
                 row[name] = value
         row["steps/total"] = step
+        self._maps.add(metrics)
+        if self._maps.due():
+            row.update({f"{name}_map": self._wandb.Image(image) for name, image in self._maps.draw().items()})
         self._run.log(row)
-
-    def _list(self, name: str, values: List[float]) -> Dict[str, Any]:
-        if not name.endswith("histogram"):
-            return {f"{name}/bin_{i:02d}": x for i, x in enumerate(values) if not math.isnan(x)}
-        bins = len(values)
-        edges = [i / bins for i in range(bins + 1)]
-        return {name: self._wandb.Histogram(np_histogram=(_shares(values), edges))} if bins else {}
 
     def close(self) -> None:
         self._run.finish()

@@ -110,14 +110,18 @@ def mlp(
 class ActorCritic(nn.Module):
     """Reads group "policy" for the actor and "critic" (or "policy" where there is no such group) for the critic."""
 
-    def __init__(self, spec: EnvSpec, config: ModelConfig) -> None:
+    def __init__(self, spec: EnvSpec, config: ModelConfig, phase_l2: float = 0.0) -> None:
+        """`phase_l2`: weight of `phase_penalty` in the loss."""
         super().__init__()
+        self.phase_l2 = phase_l2
         self.value_group = "critic" if "critic" in spec.obs_shapes else "policy"
         if config.shared_trunk and self.value_group == "critic":
             raise ValueError("model.shared_trunk=true: actor and critic see different observations here; use false")
         self.head = make_head(spec.action, config.distribution, config.init_std, config.std_floor, config.std_form)
         groups = {name: shape for name, shape in spec.obs_shapes.items() if name in ("policy", self.value_group)}
         self.obs_shapes = groups
+        self.phase_columns = spec.phase_columns.get(self.value_group, 0)
+        """How many of the last numbers that the critic reads encode the phase."""
         self.normalizers = nn.ModuleDict(
             {
                 name: RunningNormalizer(shape, config.obs_clip) if config.normalize_obs else IdentityNormalizer()
@@ -173,6 +177,19 @@ class ActorCritic(nn.Module):
         if not normalized:
             x = self.normalize_group(self.value_group, x)
         return self.denormalize_value(self.critic(self.trunk(x)).squeeze(-1))
+
+    # -- penalties -----------------------------------------------------------------------------------------------
+    def penalties(self) -> Dict[str, Tuple[float, Tensor]]:
+        """Metric name -> (weight in the loss, penalty) of those in use."""
+        if not self.phase_l2:
+            return {}
+        return {"critic/phase_penalty": (self.phase_l2, self.phase_penalty())}
+
+    def phase_penalty(self) -> Tensor:
+        """Sum of the squared weights by which the critic's first layer (the trunk's, where shared) reads the phase's
+        columns; scalar, 0 where there are none."""
+        weight = next((self.trunk if self._shares() else self.critic).parameters())
+        return weight[:, weight.shape[1] - self.phase_columns :].square().sum()
 
     # -- values' units -------------------------------------------------------------------------------------------
     def normalize_value(self, value: Tensor) -> Tensor:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Callable, Dict, FrozenSet, NamedTuple, Type
+from typing import Callable, Dict, FrozenSet, NamedTuple, Optional, Type
 
 import torch
 from torch import Tensor
 
 from rl_stagger.envs.base import Capability, Obs, VecEnv, check_step
+from rl_stagger.resets.library import StateLibrary
 
 Actor = Callable[[Obs], Tensor]
 """Observations [N, ...] -> what the environment gets."""
@@ -24,7 +25,10 @@ class Start(NamedTuple):
 
 
 class BringUp:
-    """Takes the environments from anywhere to their offsets ([N] int64, on the CPU)."""
+    """Takes the environments from anywhere to their offsets ([N] int64, on the CPU).
+
+    Stateless but for what its constructor is given; `library` holds recorded states where there are any.
+    """
 
     requires: FrozenSet[Capability] = frozenset()
     moves_state = True
@@ -57,6 +61,11 @@ class ClockBringUp(BringUp):
         obs = env.reset()
         phase = torch.zeros_like(env.elapsed_steps)
         env.set_elapsed_steps(offsets.to(env.device))
+        # An observation may hold the clock: look again, without moving anything.
+        if Capability.SET_STATE in env.capabilities:
+            obs = env.set_state(env.get_state())
+        elif Capability.PARTIAL_RESET in env.capabilities:
+            obs = env.reset(torch.zeros_like(phase, dtype=torch.bool))
         return Start(obs, phase, 0)
 
 
@@ -89,4 +98,33 @@ class WarmupBringUp(BringUp):
         return Start(obs, phase, steps * env.num_envs)
 
 
-BRING_UPS: Dict[str, Type[BringUp]] = {"none": NoBringUp, "clock": ClockBringUp, "warmup": WarmupBringUp}
+class SnapshotBringUp(BringUp):
+    """Put each environment into a recorded state of its phase. Free: no step is spent.
+
+    Where nothing has been recorded yet (no `reset.library.path`), all begin together and the rule spreads them over the
+    first horizon while training goes on, by starting a group anew at each rollout's end.
+    """
+
+    requires = frozenset({Capability.SET_STATE, Capability.PARTIAL_RESET})
+
+    def __init__(self, library: Optional[StateLibrary] = None, generator: Optional[torch.Generator] = None) -> None:
+        self.library, self.generator = library, generator
+
+    @torch.no_grad()
+    def run(self, env: VecEnv, offsets: Tensor, actor: Actor) -> Start:
+        obs = env.reset()
+        phase = torch.zeros_like(env.elapsed_steps)
+        if self.library is None or self.library.filled is None:
+            return Start(obs, phase, 0)
+        wanted = offsets.to(env.device)
+        bins = self.library.bin_of(wanted)
+        draw = torch.rand(env.num_envs, generator=self.generator, device=env.device)
+        state, recorded = self.library.draw(bins, draw)
+        found = (self.library.filled[bins] > 0) & (wanted > 0)
+        obs = env.set_state(state, found)
+        return Start(obs, torch.where(found, recorded, phase), 0)
+
+
+BRING_UPS: Dict[str, Type[BringUp]] = {
+    "none": NoBringUp, "clock": ClockBringUp, "warmup": WarmupBringUp, "snapshot": SnapshotBringUp,
+}  # fmt: skip

@@ -17,12 +17,20 @@ def phase_bins(horizon_steps: int, rollout_steps: int) -> int:
     return max(1, -(-horizon_steps // rollout_steps))
 
 
+def bin_of_phase(phase: Tensor, horizon_steps: int, num_bins: int) -> Tensor:
+    """Which of `num_bins` equal parts of [0, H) a phase (int64, in steps) is in; same shape, int64.
+
+    Phases at or past H are in the last one.
+    """
+    return (phase * num_bins // horizon_steps).clamp(0, num_bins - 1)
+
+
 def phase_histogram(phase: Tensor, horizon_steps: int, num_bins: int, valid: Optional[Tensor] = None) -> Tensor:
     """Share of phases (int64, in steps) in each of `num_bins` equal parts of [0, H); [num_bins] float32, sum 1.
 
     Phases at or past H count in the last bin. Rows outside `valid` (bool, same shape) do not count; zeros if none does.
     """
-    bins = (phase.flatten() * num_bins // horizon_steps).clamp(0, num_bins - 1)
+    bins = bin_of_phase(phase.flatten(), horizon_steps, num_bins)
     weight = torch.ones_like(bins, dtype=torch.float32) if valid is None else valid.flatten().to(torch.float32)
     counts = torch.zeros(num_bins, dtype=torch.float32, device=phase.device).scatter_add_(0, bins, weight)
     return counts / counts.sum().clamp(min=1.0)

@@ -3,59 +3,29 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from dataclasses import dataclass
-from typing import Any, Callable, ContextManager, Dict, List, Optional, Tuple
+from dataclasses import fields
+from pathlib import Path
+from typing import AbstractSet, Any, Callable, ContextManager, Dict, List, Mapping, Optional
 
 import torch
 from torch import Tensor
 
 from rl_stagger.envs.base import Capability, Discrete, Obs, Step, VecEnv
 from rl_stagger.errors import CapabilityError, ConfigError, nearest
-from rl_stagger.resets.allocation import ALLOCATIONS, default_num_groups
-from rl_stagger.resets.bring_up import BRING_UPS, Actor
+from rl_stagger.resets.adaptive import AdaptiveConfig, AdaptiveDensity
+from rl_stagger.resets.allocation import Layout, allocate, default_num_groups, even_density
+from rl_stagger.resets.bring_up import BRING_UPS, Actor, SnapshotBringUp
+from rl_stagger.resets.config import LibraryConfig, ResetConfig, value_at
+from rl_stagger.resets.coverage import phase_bins, total_variation
+from rl_stagger.resets.density import binned, density_over, first_share, nonincreasing
 from rl_stagger.resets.gates import GATES
-from rl_stagger.resets.upkeep import UPKEEPS
+from rl_stagger.resets.library import StateLibrary
+from rl_stagger.resets.upkeep import REQUIRES as UPKEEP_REQUIRES
+from rl_stagger.resets.upkeep import Target, Upkeep
 from rl_stagger.rng import generator_state, make_generator, set_generator_state
 
-
-@dataclass(frozen=True)
-class ResetConfig:
-    """A reset rule by its four parts."""
-
-    name: str = "staggered"
-    """What reports call it."""
-    allocation: str = "uniform"
-    """uniform: groups at even distances. random: each environment on its own."""
-    num_groups: Optional[int] = None
-    """N_B; null: ceil(H / K)."""
-    bring_up: str = "warmup"
-    """none | clock | warmup."""
-    warmup_actions: str = "policy"
-    """warmup: actions of the initial policy, or random ones ("random")."""
-    gate: str = "immediate"
-    """immediate | block."""
-    gate_interval_steps: Optional[int] = None
-    """block: steps between gates; null: K."""
-    upkeep: str = "none"
-
-    def check(self) -> List[Tuple[str, object, str]]:
-        """(field, value, what is right) of every setting that cannot work."""
-        faults: List[Tuple[str, object, str]] = []
-        choices: Dict[str, Any] = {
-            "allocation": ALLOCATIONS,
-            "bring_up": BRING_UPS,
-            "gate": GATES,
-            "upkeep": UPKEEPS,
-            "warmup_actions": ("policy", "random"),
-        }
-        for name, valid in choices.items():
-            if getattr(self, name) not in valid:
-                faults.append((name, getattr(self, name), nearest(getattr(self, name), valid)))
-        for name in ("num_groups", "gate_interval_steps"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                faults.append((name, value, "at least 1, or null for the default"))
-        return faults
+RANK_STRIDE = 1_000_003
+"""Between the seeds of two ranks' own random numbers."""
 
 
 class StaggeredResets(VecEnv):
@@ -76,26 +46,48 @@ class StaggeredResets(VecEnv):
         gate: str = "immediate",
         gate_interval_steps: Optional[int] = None,
         warmup_actions: str = "random",
-        upkeep: str = "none",
+        upkeep: str = "auto",
         seed: int = 0,
         name: str = "custom",
+        rank: int = 0,
+        world_size: int = 1,
+        **more: Any,
     ) -> None:
         """`rollout_steps` is K. The attribute `actor` gives the actions of a warm-up with warmup_actions="policy";
-        whoever trains sets it before the first reset."""
-        config = ResetConfig(name, allocation, num_groups, bring_up, warmup_actions, gate, gate_interval_steps, upkeep)
+        whoever trains sets it before the first reset. `more`: other settings of `ResetConfig`, nested ones as dicts.
+
+        `rank`, `world_size`: this environment's place among those of several processes, all with the same `seed`:
+        offsets are allocated over all of them, other random numbers are each rank's own.
+        """
+        parts = {
+            "name": name, "allocation": allocation, "num_groups": num_groups, "bring_up": bring_up,
+            "warmup_actions": warmup_actions, "gate": gate, "gate_interval_steps": gate_interval_steps,
+            "upkeep": upkeep,
+        }  # fmt: skip
+        self._setup(env, _config_of({**parts, **more}), rollout_steps, seed, rank, world_size)
+
+    def _setup(
+        self, env: VecEnv, config: ResetConfig, rollout_steps: int, seed: int, rank: int, world_size: int
+    ) -> None:
         for field, value, right in config.check():
             raise ConfigError(f"reset.{field}={value!r}: {right}")
+        if not 0 <= rank < world_size:
+            raise ConfigError(f"rank={rank}: between 0 and world_size - 1 = {world_size - 1}")
         self.env, self.config, self.rollout_steps = env, config, rollout_steps
+        self.rank, self.world_size = rank, world_size
         self.num_envs, self.device, self.spec = env.num_envs, env.device, env.spec
         # A gate that holds manual resets for itself cannot lend them to somebody outside.
-        self.capabilities = env.capabilities - ({Capability.MANUAL_RESET} if gate == "block" else set())
-        self.num_groups = _check_sizes(config, env, rollout_steps)
-        self._bring_up = BRING_UPS[bring_up]()
-        self._gate = GATES[gate](gate_interval_steps or rollout_steps)
-        self._upkeep = UPKEEPS[upkeep]()
+        block = config.gate == "block"
+        self.capabilities = env.capabilities - ({Capability.MANUAL_RESET} if block else set())
+        self._total_envs = env.num_envs * world_size
+        self.num_groups = _check_sizes(config, env, rollout_steps, self._total_envs)
         _check_capabilities(env, config)
+        self.watch: Callable[[str], ContextManager[None]] = lambda name: nullcontext()
+        """Times the resets that the rule makes by itself."""
+        self._gate = GATES[config.gate](config.gate_interval_steps or rollout_steps, self._gate_capacity())
         self._offset_generator = torch.Generator().manual_seed(seed)
-        self._action_generator = make_generator(self.device, seed + 1)
+        own_seed = seed + rank * RANK_STRIDE
+        self._action_generator = make_generator(self.device, own_seed + 1)
         self.offsets = torch.zeros(self.num_envs, dtype=torch.int64)
         """[N] int64 on the CPU: where the last bring-up put each environment."""
         self._phase = torch.zeros(self.num_envs, dtype=torch.int64, device=self.device)
@@ -103,24 +95,24 @@ class StaggeredResets(VecEnv):
         self.warmup_steps = 0
         """Env steps spent in bring-ups so far, all environments together."""
         self.actor: Optional[Actor] = None
-        self.watch: Callable[[str], ContextManager[None]] = lambda name: nullcontext()
-        """Times the resets that the rule makes by itself."""
+        self._begun = False
+        self._steps_in_rollout = 0
+        self._horizon_share = 1.0
+        self._best_return: Optional[float] = None
+        self._adaptive: Optional[AdaptiveDensity] = None
+        self._upkeep = self._make_upkeep(own_seed + 2)
+        self.plan(0, rollout_steps)
+        self._bring_up = BRING_UPS[config.bring_up]()
+        if isinstance(self._bring_up, SnapshotBringUp) and self._upkeep is not None:
+            self._bring_up = SnapshotBringUp(self._upkeep.library, self._upkeep.generator)
 
     @classmethod
-    def from_config(cls, env: VecEnv, config: ResetConfig, rollout_steps: int, seed: int) -> StaggeredResets:
-        return cls(
-            env,
-            rollout_steps,
-            config.num_groups,
-            config.allocation,
-            config.bring_up,
-            config.gate,
-            config.gate_interval_steps,
-            config.warmup_actions,
-            config.upkeep,
-            seed,
-            config.name,
-        )
+    def from_config(
+        cls, env: VecEnv, config: ResetConfig, rollout_steps: int, seed: int, rank: int = 0, world_size: int = 1
+    ) -> StaggeredResets:
+        rule = cls.__new__(cls)
+        rule._setup(env, config, rollout_steps, seed, rank, world_size)
+        return rule
 
     @property
     def clock_is_true(self) -> bool:
@@ -130,11 +122,37 @@ class StaggeredResets(VecEnv):
     @property
     def warmup_bound_steps(self) -> int:
         """Env steps that the bring-up takes at most, all environments together."""
-        horizon, groups = self.spec.horizon_steps, self.num_groups
-        if self.config.bring_up != "warmup" or horizon is None:
+        if self.config.bring_up != "warmup" or self.spec.horizon_steps is None:
             return 0
+        horizon, groups = self._horizon_in_use, self.num_groups
         last = (groups - 1) * horizon // groups if self.config.allocation == "uniform" else horizon - 1
         return last * self.num_envs
+
+    @property
+    def notes(self) -> List[str]:
+        """What the rule promises only in part here, a line each."""
+        found = []
+        c = self.config
+        if c.allocation == "density" and c.upkeep_in_force == "none":
+            found.append(
+                "reset.upkeep=none: the density is begun, not held; environments walk through all phases and take the "
+                "mixture with them"
+            )
+        if self._upkeep is not None and self._upkeep.library is None and c.upkeep_in_force != "none":
+            text = (
+                f"reset.upkeep={c.upkeep_in_force}: states are not set here, environments are moved by early cuts alone"
+            )
+            text += ", which can only favour early phases"
+            if c.holds_density and c.allocation != "adaptive":
+                wanted = self._wanted_density()
+                distance = float(total_variation(wanted, nonincreasing(wanted)))
+                text += f": what can be held is {distance:.2f} in total variation from what was asked for"
+            found.append(text)
+        return found
+
+    @property
+    def unwrapped(self) -> VecEnv:
+        return self.env.unwrapped
 
     @property
     def elapsed_steps(self) -> Tensor:
@@ -151,10 +169,9 @@ class StaggeredResets(VecEnv):
             self._phase = torch.where(env_mask, 0, self._phase)
             self._gate.release(env_mask, obs)
             return obs
-        if self.spec.horizon_steps is not None and self.config.bring_up != "none":
-            self.offsets = ALLOCATIONS[self.config.allocation](
-                self.num_envs, self.spec.horizon_steps, self.num_groups, self._offset_generator
-            )
+        if self.spec.horizon_steps is not None:
+            goal = self._aim()
+            self.offsets = goal if self.config.bring_up != "none" else torch.zeros_like(goal)
         self._gate.pause(self.env)
         if self._manual_reset:
             self.env.set_manual_reset(False)
@@ -165,15 +182,62 @@ class StaggeredResets(VecEnv):
         self._phase = start.phase_steps
         self.warmup_steps += start.warmup_steps
         self._gate.begin(self.env, start.obs)
+        self._steps_in_rollout = 0
+        self._begun = True
+        if self._upkeep is not None:
+            together = self.config.bring_up == "snapshot"
+            self._upkeep.begin(self._upkeep.horizon_rollouts if together else 0)
         return start.obs
 
     def step(self, action: Tensor) -> Step:
-        self._upkeep.before_step(self.env)
         step = self._gate.step(self.env, action, self.watch)
+        self._steps_in_rollout += 1
+        boundary = self._steps_in_rollout >= self.rollout_steps
+        if boundary:
+            self._steps_in_rollout = 0
         if self._manual_reset:
             step.info["reset"] = torch.zeros_like(step.terminated)
         self._phase = torch.where(step.info["reset"], 0, self._phase + step.valid)
+        if self._upkeep is not None and not self._manual_reset:
+            step, self._phase, moved = self._upkeep.after_step(
+                step, self.env.elapsed_steps, self._phase, self._gate.waiting, boundary
+            )
+            if moved is not None:
+                self._gate.release(moved, step.obs)
         return step
+
+    # -- training goes on ----------------------------------------------------------------------------------------
+    def plan(self, iteration: int, rollout_steps: int) -> None:
+        """What is scheduled for the coming iteration (0 for the first), whose rollout has `rollout_steps` steps."""
+        c = self.config
+        if rollout_steps != self.rollout_steps:
+            self.rollout_steps = rollout_steps
+            self._gate.interval_steps = c.gate_interval_steps or rollout_steps
+        groups, share = value_at(c.num_groups_schedule, iteration), value_at(c.horizon_share_schedule, iteration)
+        if c.num_groups_by_return is not None and self._best_return is not None:
+            groups = value_at(c.num_groups_by_return, self._best_return)
+        wanted = min(int(groups), self._total_envs) if groups is not None else self.num_groups
+        changed = (wanted, share or 1.0) != (self.num_groups, self._horizon_share)
+        self.num_groups, self._horizon_share = wanted, share or 1.0
+        if self._upkeep is None:
+            return
+        self._upkeep.horizon_rollouts = phase_bins(self._upkeep.target.period_steps, rollout_steps)
+        if changed and self._begun:
+            self._aim()
+            self._upkeep.spread()
+
+    def follow(self, phase: Tensor, error: Tensor, valid: Tensor) -> None:
+        """What an iteration's learning showed: true phases in steps and target - V (the advantage before
+        standardisation), all [K, N]. Read by allocation=adaptive."""
+        if self._adaptive is not None and self._upkeep is not None:
+            self._adaptive.follow(phase, error, valid)
+            self._upkeep.target = self._density_target()
+
+    def note_return(self, mean_return: Optional[float]) -> None:
+        """The iteration's mean episode return, or None; read by num_groups_by_return."""
+        if mean_return is not None:
+            best = self._best_return
+            self._best_return = mean_return if best is None else max(best, mean_return)
 
     def set_manual_reset(self, manual: bool) -> None:
         if self.config.gate == "block":
@@ -200,7 +264,10 @@ class StaggeredResets(VecEnv):
     def seed(self, seed: int) -> None:
         self.env.seed(seed)
         self._offset_generator.manual_seed(seed)
-        self._action_generator = make_generator(self.device, seed + 1)
+        own_seed = seed + self.rank * RANK_STRIDE
+        self._action_generator = make_generator(self.device, own_seed + 1)
+        if self._upkeep is not None:
+            self._upkeep.generator = make_generator(self.device, own_seed + 2)
 
     def set_evaluation(self, evaluating: bool) -> None:
         self.env.set_evaluation(evaluating)
@@ -212,8 +279,15 @@ class StaggeredResets(VecEnv):
         return {
             "env": self.env.state_dict(),
             "gate": self._gate.state_dict(),
+            "upkeep": None if self._upkeep is None else self._upkeep.state_dict(),
+            "adaptive": None if self._adaptive is None else self._adaptive.state_dict(),
             "offsets": self.offsets.clone(),
             "phase": self._phase.clone(),
+            "begun": self._begun,
+            "steps_in_rollout": self._steps_in_rollout,
+            "num_groups": self.num_groups,
+            "horizon_share": self._horizon_share,
+            "best_return": self._best_return,
             "warmup_steps": self.warmup_steps,
             "offset_generator": generator_state(self._offset_generator),
             "action_generator": generator_state(self._action_generator),
@@ -222,15 +296,22 @@ class StaggeredResets(VecEnv):
     def load_state_dict(self, state: Dict[str, Any]) -> None:
         self.env.load_state_dict(state["env"])
         self._gate.load_state_dict(self.env, state["gate"])
+        if self._upkeep is not None:
+            self._upkeep.load_state_dict(state["upkeep"])
         self.offsets = state["offsets"].clone()
         self._phase = state["phase"].to(self.device).clone()
+        self._begun, self._steps_in_rollout = bool(state["begun"]), int(state["steps_in_rollout"])
         self.load_counters(state)
         set_generator_state(self._offset_generator, state["offset_generator"])
         set_generator_state(self._action_generator, state["action_generator"])
 
     def load_counters(self, state: Dict[str, Any]) -> None:
-        """Only what is counted, for an environment whose own state cannot be brought back."""
+        """Only what is counted and learned, for an environment whose own state cannot be brought back."""
         self.warmup_steps = int(state["warmup_steps"])
+        self.num_groups, self._horizon_share = int(state["num_groups"]), float(state["horizon_share"])
+        self._best_return = state["best_return"]
+        if self._adaptive is not None:
+            self._adaptive.load_state_dict(state["adaptive"])
 
     def close(self) -> None:
         self.env.close()
@@ -238,10 +319,118 @@ class StaggeredResets(VecEnv):
     def describe(self) -> str:
         """One line for a person: the rule in force and what it leaves false."""
         c = self.config
-        text = f"{c.name}: allocation {c.allocation}, {self.num_groups} groups, bring-up {c.bring_up}, gate {c.gate}"
+        groups = f", {self.num_groups} groups" if c.allocation in ("uniform", "mixed") else ""
+        text = f"{c.name}: allocation {c.allocation}{groups}, bring-up {c.bring_up}, gate {c.gate}"
+        if c.upkeep_in_force != "none":
+            text += f", upkeep {c.upkeep_in_force}"
         if not self.clock_is_true:
             text += " (clock written, states not moved: phases are false until each first time limit)"
         return text
+
+    # -- helpers -------------------------------------------------------------------------------------------------
+    @property
+    def _horizon_in_use(self) -> int:
+        assert self.spec.horizon_steps is not None
+        return max(1, round(self._horizon_share * self.spec.horizon_steps))
+
+    def _gate_capacity(self) -> Optional[int]:
+        """Environments of this rank that a gate lets through."""
+        c, interval = self.config, self.config.gate_interval_steps or self.rollout_steps
+        if c.gate != "block" or c.gate_capacity is None or self.spec.horizon_steps is None:
+            return None if not isinstance(c.gate_capacity, int) else c.gate_capacity
+        capacity = -(-self.num_envs // self.num_groups) if c.gate_capacity == "group" else int(c.gate_capacity)
+        gates = -(-self.spec.horizon_steps // interval)
+        if capacity * gates < self.num_envs:
+            raise ConfigError(
+                f"reset.gate_capacity={c.gate_capacity}: {gates} gates in a horizon would let {capacity * gates} of "
+                f"{self.num_envs} environments through, the rest would wait for ever; at least "
+                f"{-(-self.num_envs // gates)}"
+            )
+        return capacity
+
+    def _make_upkeep(self, seed: int) -> Optional[Upkeep]:
+        """None where nothing is ever moved."""
+        c, env = self.config, self.env
+        kind = c.upkeep_in_force
+        moves = kind != "none" or c.bring_up == "snapshot" or c.num_groups_schedule or c.num_groups_by_return
+        if not moves:
+            return None
+        horizon = env.spec.horizon_steps
+        assert horizon is not None
+        later = [*(c.num_groups_schedule or ()), *(c.num_groups_by_return or ())]
+        groups = max([self.num_groups, *(int(value) for _, value in later)])
+        self._num_bins = min(horizon, max(phase_bins(horizon, self.rollout_steps), groups))
+        if c.allocation == "adaptive":
+            self._adaptive = AdaptiveDensity(c.adaptive, self._num_bins, horizon, self.device)
+        library = None
+        if c.upkeep_by != "cut" and Capability.SET_STATE in env.capabilities:
+            size = int(c.library.mib * 2**20)
+            library = StateLibrary(self._num_bins, horizon, size, max(64, self.num_envs))
+            if c.library.path is not None:
+                _fill(library, c.library.path, self.device)
+        self._library = library
+        even = torch.full((self._num_bins,), 1.0 / self._num_bins, device=self.device)
+        return Upkeep(
+            env,
+            kind,
+            Target(even, not c.holds_density, self._period_steps),
+            library,
+            c.upkeep_interval_steps,
+            c.upkeep_every_iters,
+            c.upkeep_coverage,
+            c.fresh_share,
+            seed,
+            lambda name: self.watch(name),
+        )
+
+    @property
+    def _period_steps(self) -> int:
+        """Steps from one start to the next of an environment that runs to its time limit; at a gate it waits."""
+        horizon, interval = self.spec.horizon_steps, self._gate.interval_steps
+        assert horizon is not None
+        return -(-horizon // interval) * interval if self.config.gate == "block" else horizon
+
+    def _aim(self) -> Tensor:
+        """Allocate anew and tell the upkeep; the offsets [N]."""
+        goal = self._allocate()
+        if self._upkeep is not None and self.config.holds_density:
+            self._upkeep.target = self._density_target()
+        elif self._upkeep is not None:
+            period, bins = self._period_steps, self._num_bins
+            counts = torch.bincount(goal * bins // period, minlength=bins).to(torch.float32)
+            self._upkeep.target = Target((counts / len(goal)).to(self.device), True, period)
+        return goal
+
+    def _density_target(self) -> Target:
+        horizon = self.spec.horizon_steps
+        assert horizon is not None
+        if self._adaptive is None:
+            wanted = self._wanted_density().to(device=self.device, dtype=torch.float32)
+        else:
+            wanted = self._adaptive.density
+            if self._horizon_share < 1.0:
+                starts = torch.arange(self._num_bins, device=self.device) * horizon
+                inside = starts < self._horizon_in_use * self._num_bins
+                wanted = torch.where(inside, wanted, torch.zeros_like(wanted))
+                wanted = wanted / wanted.sum()
+        return Target(wanted if self._library is not None else nonincreasing(wanted), False, horizon)
+
+    def _wanted_density(self) -> Tensor:
+        """[B] float64 on the CPU: what the settings ask for, adaptive ones apart."""
+        horizon = self.spec.horizon_steps
+        assert horizon is not None
+        asked = self.config.density
+        density = even_density(horizon) if asked is None else density_over(asked, horizon)
+        return binned(first_share(density, self._horizon_share), self._num_bins)
+
+    def _allocate(self) -> Tensor:
+        c, horizon = self.config, self.spec.horizon_steps
+        assert horizon is not None
+        density = None
+        if c.density is not None:
+            density = first_share(density_over(c.density, horizon), self._horizon_share)[: self._horizon_in_use]
+        layout = Layout(self._total_envs, self._horizon_in_use, self.num_groups, c.random_share, density)
+        return allocate(c.allocation, layout, self._offset_generator, self.rank, self.world_size)
 
     def _warmup_actor(self) -> Actor:
         if self.config.warmup_actions == "policy" and self.actor is not None:
@@ -261,7 +450,43 @@ class StaggeredResets(VecEnv):
         return low + (high - low) * torch.rand(shape, generator=self._action_generator, device=self.device)
 
 
-def _check_sizes(config: ResetConfig, env: VecEnv, rollout_steps: int) -> int:
+def _config_of(settings: Mapping[str, Any]) -> ResetConfig:
+    """ResetConfig of keyword arguments; nested parts may be dicts, tuples lists."""
+    names = {f.name for f in fields(ResetConfig)}
+    parts: Dict[str, Any] = {"adaptive": AdaptiveConfig, "library": LibraryConfig}
+    for key in settings:
+        if key not in names:
+            raise ConfigError(f"{key}={settings[key]!r}: StaggeredResets has no such setting; {nearest(key, names)}")
+    built: Dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in settings.items()}
+    for key, part in parts.items():
+        if isinstance(built.get(key), Mapping):
+            known = {f.name for f in fields(part)}
+            wrong = next((name for name in built[key] if name not in known), None)
+            if wrong is not None:
+                raise ConfigError(f"{key}.{wrong}={built[key][wrong]!r}: no such setting; {nearest(wrong, known)}")
+            built[key] = part(**built[key])
+    return ResetConfig(**built)
+
+
+def _fill(library: StateLibrary, path: str, device: torch.device) -> None:
+    """Load the states that another run has recorded."""
+    from rl_stagger.checkpoint import load_checkpoint, resolve_resume
+
+    checkpoint = resolve_resume(path, Path("runs"), key="reset.library.path")
+    saved = (load_checkpoint(checkpoint)["env"].get("upkeep") or {}).get("library")
+    if not saved:
+        raise ConfigError(
+            f"reset.library.path={path}: that run recorded no states; one with bring_up=snapshot or an upkeep does"
+        )
+    try:
+        library.load_state_dict(saved, device)
+    except ValueError as error:
+        raise ConfigError(
+            f"reset.library.path={path}: {error}; give both the same H, K and number of groups"
+        ) from error
+
+
+def _check_sizes(config: ResetConfig, env: VecEnv, rollout_steps: int, total_envs: int) -> int:
     """N_B in force; 1 where nothing is spread."""
     horizon = env.spec.horizon_steps
     if rollout_steps < 1:
@@ -271,11 +496,13 @@ def _check_sizes(config: ResetConfig, env: VecEnv, rollout_steps: int) -> int:
             f"reset.gate_interval_steps={config.gate_interval_steps}: an episode lasts H={horizon} steps at most, all "
             f"environments would wait at a closed gate; use at most {horizon}"
         )
-    if config.bring_up == "none":
+    part = "bring_up" if config.bring_up != "none" else "upkeep"
+    chosen = config.bring_up if config.bring_up != "none" else config.upkeep_in_force
+    if chosen == "none":
         return 1
     if horizon is None:
         raise ConfigError(
-            f"reset.bring_up={config.bring_up!r}: this task has no time limit to spread over; give it a horizon_steps "
+            f"reset.{part}={chosen!r}: this task has no time limit to spread over; give it a horizon_steps "
             "or use reset.bring_up=none (reset=synchronous)"
         )
     if horizon <= rollout_steps:
@@ -283,10 +510,11 @@ def _check_sizes(config: ResetConfig, env: VecEnv, rollout_steps: int) -> int:
             f"rollout_steps={rollout_steps}: a rollout already holds the whole horizon H={horizon}, there is nothing "
             f"to stagger; use rollout_steps < {horizon} or reset=synchronous"
         )
-    if config.num_groups is not None and config.num_groups > horizon:
-        raise ConfigError(f"reset.num_groups={config.num_groups}: at most one group a step, H={horizon}")
-    groups = config.num_groups or default_num_groups(horizon, rollout_steps)
-    return min(groups, env.num_envs)
+    later = [*(config.num_groups_schedule or ()), *(config.num_groups_by_return or ())]
+    for groups in [config.num_groups or 1, *(int(value) for _, value in later)]:
+        if groups > horizon:
+            raise ConfigError(f"reset.num_groups={groups}: at most one group a step, H={horizon}")
+    return min(config.num_groups or default_num_groups(horizon, rollout_steps), total_envs)
 
 
 def _check_capabilities(env: VecEnv, config: ResetConfig) -> None:
@@ -294,9 +522,20 @@ def _check_capabilities(env: VecEnv, config: ResetConfig) -> None:
     for part, chosen, table in (("bring_up", config.bring_up, BRING_UPS), ("gate", config.gate, GATES)):
         missing = table[chosen].requires - env.capabilities  # type: ignore[attr-defined]
         if missing:
-            lacks = ", ".join(sorted(c.value for c in missing))
             can = ", ".join(n for n, kind in table.items() if kind.requires <= env.capabilities)  # type: ignore[attr-defined]
-            raise CapabilityError(
-                f"reset.{part}={chosen!r} needs '{lacks}', which {type(env).__name__} does not have; "
-                f"possible here: {can}"
-            )
+            raise _refusal(env, f"{part}={chosen!r}", missing, can)
+    schedules = config.num_groups_schedule or config.num_groups_by_return
+    if config.upkeep_in_force != "none" or schedules:
+        missing = UPKEEP_REQUIRES - env.capabilities
+        if missing:
+            what = f"upkeep={config.upkeep_in_force!r}" if not schedules else "num_groups_schedule"
+            raise _refusal(env, what, missing, "upkeep none, without schedules")
+    if config.upkeep_by == "snapshot" and Capability.SET_STATE not in env.capabilities:
+        raise _refusal(env, "upkeep_by='snapshot'", {Capability.SET_STATE}, "cut")
+
+
+def _refusal(env: VecEnv, what: str, missing: AbstractSet[Capability], possible: str) -> CapabilityError:
+    lacks = ", ".join(sorted(c.value for c in missing))
+    return CapabilityError(
+        f"reset.{what} needs '{lacks}', which {type(env.unwrapped).__name__} does not have; possible here: {possible}"
+    )

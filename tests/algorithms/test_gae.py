@@ -166,7 +166,7 @@ def test_time_out_of_a_one_step_episode_adds_the_value_of_the_final_state(rule, 
     if rollout.final_obs is not None:
         rollout.final_obs.fill_(100.0)
     rollout.truncated.fill_(True)
-    batch, _ = learner.make_batch(rollout, first_rows(rollout.needs_final, 1))
+    batch, _, _ = learner.make_batch(rollout, first_rows(rollout.needs_final, 1))
     torch.testing.assert_close(batch.target, torch.tensor([target]), rtol=0, atol=1e-5)
     torch.testing.assert_close(batch.advantage, torch.tensor([target - 7.0]), rtol=0, atol=1e-5)
 

@@ -37,7 +37,7 @@ class Training:
     def iterate(self):
         rollout = self.collector.collect()
         needed = rollout.needs_final
-        batch, metrics = self.learner.make_batch(rollout, first_rows(needed, int(needed.sum())))
+        batch, _, metrics = self.learner.make_batch(rollout, first_rows(needed, int(needed.sum())))
         metrics.update(self.learner.update(batch, self.done))
         self.model.update_normalizers(rollout.flat_obs(rollout.steps), batch.target, batch.valid)
         self.done += 1
@@ -164,7 +164,7 @@ def test_batch_against_numbers_worked_by_hand():
     assert rollout.final_obs is not None
     rollout.final_obs.fill_(NAN)
     rollout.final_obs[1, 0] = 8.0
-    batch, metrics = learner.make_batch(rollout, first_rows(rollout.needs_final, 1))
+    batch, _, metrics = learner.make_batch(rollout, first_rows(rollout.needs_final, 1))
     target = torch.tensor([[5.0, 4.0], [6.0, 8.0], [4.0, 8.5]])
     torch.testing.assert_close(batch.target, target.flatten())
     torch.testing.assert_close(batch.value, rollout.obs["policy"][:3].flatten())
@@ -179,7 +179,7 @@ def test_normalize_advantage_over_the_batch_or_not_at_all():
         rollout = empty_rollout(1, 4)
         rollout.reward.copy_(torch.tensor([[0.0, 4.0, 0.0, 4.0]]))  # all end, V = 0: advantages 0 4 0 4
         rollout.terminated.fill_(True)
-        batch, _ = learner.make_batch(rollout, first_rows(rollout.needs_final, 0))
+        batch, _, _ = learner.make_batch(rollout, first_rows(rollout.needs_final, 0))
         assert float(batch.advantage.mean()) == pytest.approx(mean, abs=1e-6)
         assert float(batch.advantage.std(unbiased=False)) == pytest.approx(std, rel=1e-5)
 
@@ -209,7 +209,7 @@ def test_critic_reads_its_own_group_and_its_final_observation():
     assert rollout.final_obs is not None
     rollout.final_obs.copy_(torch.tensor([[[3.0, 4.0]]]))
     rollout.truncated.fill_(True)
-    batch, _ = learner.make_batch(rollout, first_rows(rollout.needs_final, 1))
+    batch, _, _ = learner.make_batch(rollout, first_rows(rollout.needs_final, 1))
     assert batch.value.tolist() == [21.0]
     assert batch.target.tolist() == [43.0]
 
@@ -304,7 +304,7 @@ def test_invalid_steps_of_a_rollout_change_nothing_even_if_nan():
         rollout.reward[1:, 1] = garbage
         assert rollout.final_obs is not None
         rollout.final_obs[1:, 1] = garbage
-        batch, metrics = learner.make_batch(rollout, first_rows(rollout.needs_final, 1))
+        batch, _, metrics = learner.make_batch(rollout, first_rows(rollout.needs_final, 1))
         return batch, metrics
 
     (clean, want), (dirty, got) = batch_of(0.0), batch_of(NAN)

@@ -135,6 +135,11 @@ RESETS: Dict[str, Dict[str, Any]] = {
     "staggered": {},
     "random_clock": {"allocation": "random", "bring_up": "clock"},
     "staggered_block": {"gate": "block"},
+    "mixed": {"allocation": "mixed"},
+    "upkept": {"upkeep": "on_coverage_below"},
+    "snapshot": {"bring_up": "snapshot"},
+    "density": {"allocation": "density", "density": "1 + 3 * u"},
+    "adaptive": {"allocation": "adaptive"},
 }
 """The files configs/reset/*.yaml, as trees."""
 

@@ -30,6 +30,10 @@ def row(i, synchronous):
         "batch/coverage": 0.0 if synchronous else 1.0,
         "resets/per_step_max": 64.0 if ended else 0.0,
         "resets/per_step_mean": 0.5,
+        "resets/frozen_share": 0.1 if synchronous else 0.0,
+        "critic/explained_variance_by_phase": [0.5 if share else None for share in histogram],
+        "batch/forgetting_events": int(i % 7 == 0),
+        "batch/cyclic_reward": 0.9 if i > 8 else None,
     }
 
 

@@ -179,8 +179,9 @@ def test_tensorboard_scalars_histograms_and_resume(tmp_path):
     events = read_events(tmp_path)
     assert scalars(events, "return") == [(100, 1.0), (300, float("inf"))]
     assert scalars(events, "iteration") == [(100, 1.0), (200, 1.0), (300, 1.0)]
-    assert scalars(events, "critic/per_phase/bin_01")[0] == (100, -0.5)
-    assert "critic/per_phase/bin_00" not in events.Tags()["scalars"]
+    assert not [tag for tag in events.Tags()["scalars"] if "phase" in tag], "no curve for each bin"
+    assert events.Tags()["images"] == ["batch/phase_histogram", "critic/per_phase"]
+    assert [event.step for event in events.Images("critic/per_phase")] == [300], "the second life's, at its end"
     histograms = events.Histograms("batch/phase_histogram")
     assert [event.step for event in histograms] == [100, 300]
     # Bins 1 and 2 of 4 hold something: from a quarter to three quarters of the horizon.
@@ -188,6 +189,18 @@ def test_tensorboard_scalars_histograms_and_resume(tmp_path):
     assert (value.min, value.max) == (0.25, 0.75)
     assert list(value.bucket) == [0.0, 0.25, 0.75, 0.0]
     assert list(value.bucket_limit) == [0.25, 0.5, 0.75, 1.0]
+
+
+def test_tensorboard_pictures_come_now_and_then_and_at_the_end(tmp_path):
+    writer = TensorBoardWriter(tmp_path)
+    for i in range(1, 23):
+        writer.write(10 * i, {"iteration": i, "critic/x_by_phase": [float(i), None, 0.0], "alone": [1.0]})
+    writer.close()
+    events = read_events(tmp_path)
+    assert events.Tags()["images"] == ["critic/x_by_phase"]
+    images = events.Images("critic/x_by_phase")
+    assert [event.step for event in images] == [160, 200, 220]
+    assert (images[0].width, images[0].height) == (16 * 30, 3 * 53)
 
 
 # -- Weights & Biases -----------------------------------------------------------------------------------------------
@@ -216,6 +229,7 @@ def wandb(monkeypatch):
 
     module.init = init
     module.Histogram = lambda np_histogram: np_histogram
+    module.Image = lambda array: array.shape
     monkeypatch.setitem(sys.modules, "wandb", module)
     return module
 
@@ -231,6 +245,16 @@ def test_wandb_resumes_the_same_run(tmp_path, wandb):
     assert run.finished
     histogram = ([0.25, 0.75], [0.0, 0.5, 1.0])
     assert run.rows == [{"iteration": 1, "lr": 0.5, "phase_histogram": histogram, "steps/total": 100}]
+
+
+def test_wandb_pictures(tmp_path, wandb):
+    lines = [{"iteration": i, "critic/x_by_phase": [0.5, None]} for i in range(1, 17)]
+    writer = WandbWriter("project", "name", {}, tmp_path, history=lines[:10])
+    for line in lines[10:]:
+        writer.write(10 * line["iteration"], line)
+    rows = wandb.runs[0][1].rows
+    assert rows[:-1] == [{"iteration": i, "steps/total": 10 * i} for i in range(11, 16)]
+    assert rows[-1] == {"iteration": 16, "steps/total": 160, "critic/x_by_phase_map": (160, 480, 3)}
 
 
 def test_wandb_that_is_missing_says_how_to_get_it(tmp_path, monkeypatch):

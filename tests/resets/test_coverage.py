@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from rl_stagger.resets.coverage import (
+    bin_of_phase,
     histogram_coverage,
     phase_bins,
     phase_coverage,
@@ -46,6 +47,11 @@ def test_histogram_of_nothing_is_zero_and_finite():
 
 def test_phases_at_and_past_the_horizon_count_in_the_last_bin():
     assert phase_histogram(torch.tensor([7, 8, 80]), 8, 4).tolist() == [0.0, 0.0, 0.0, 1.0]
+
+
+def test_bin_of_phase_keeps_the_shape():
+    phase = torch.tensor([[0, 1, 2], [7, 8, 80]])
+    assert bin_of_phase(phase, 8, 4).tolist() == [[0, 0, 1], [3, 3, 3]]
 
 
 def test_coverage_by_hand():

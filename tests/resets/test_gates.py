@@ -7,7 +7,7 @@ import torch
 from helpers.toy_envs_runner import CounterEnv, PlainEnv
 
 from rl_stagger.envs.base import Capability
-from rl_stagger.errors import CapabilityError
+from rl_stagger.errors import CapabilityError, ConfigError
 from rl_stagger.models.actor_critic import ActorCritic, ModelConfig
 from rl_stagger.resets.gates import BlockGate, ImmediateGate
 from rl_stagger.resets.rule import StaggeredResets
@@ -217,3 +217,69 @@ def test_block_needs_manual_and_partial_resets():
     env = CounterEnv(4, without=[Capability.MANUAL_RESET])
     with pytest.raises(CapabilityError, match="gate='block' needs 'manual_reset', which CounterEnv does not have"):
         StaggeredResets(env, rollout_steps=3, gate="block")
+
+
+# -- a gate with a capacity -----------------------------------------------------------------------------------------
+def test_the_terminated_go_before_the_timed_out_and_the_longest_waiting_first():
+    # H=4; envs 0, 1 time out in step 4, env 2 is terminated in step 3, env 3 in step 2. Gates at 5, 6, 7, 8, one each.
+    env = CounterEnv(4, lengths=[0, 0, 3, 2], horizon_steps=4)
+    gate = opened(BlockGate(5, capacity=1), env)
+    table = play(gate, env, 5)
+    assert table[-1]["reset"] == [False, False, False, True], "terminated, and waits longer than env 2"
+    gate.interval_steps = 1
+    assert play(gate, env, 1)[0]["reset"] == [False, False, True, False]
+    # Env 3 ends again in step 7 (its second): a new terminated one goes before those that timed out long ago.
+    assert play(gate, env, 1)[0]["reset"] == [False, False, False, True]
+    # Step 8: nobody else is terminated yet; of the two that timed out together the first by index.
+    assert play(gate, env, 1)[0]["reset"] == [True, False, False, False]
+
+
+def test_who_is_not_let_through_goes_on_waiting_frozen():
+    env = CounterEnv(3, lengths=[1, 1, 0], horizon_steps=50)
+    table = play(opened(BlockGate(2, capacity=1), env), env, 5)
+    assert of_env(table, "reset", 0) == [False, True, False, False, False]
+    assert of_env(table, "reset", 1) == [False, False, False, True, False]
+    # Env 0 begins anew after step 2, ends in step 3 and waits behind env 1, which has waited since step 1.
+    assert of_env(table, "valid", 0) == [True, False, True, False, False]
+    assert of_env(table, "valid", 1) == [True, False, False, False, True]
+    assert of_env(table, "obs", 1) == [1, 1, 1, 0, 1]
+    assert of_env(table, "obs", 2) == [1, 2, 3, 4, 5]
+
+
+def test_a_capacity_of_one_group():
+    # N=10, H=12, K=3: 4 groups, ceil(10 / 4) = 3 a gate.
+    rule = StaggeredResets(CounterEnv(10), 3, gate="block", gate_capacity="group")
+    assert rule._gate.capacity == 3
+    with pytest.raises(
+        ConfigError, match=r"reset\.gate_capacity=2: 4 gates in a horizon would let 8 of 10.*at least 3"
+    ):
+        StaggeredResets(CounterEnv(10), 3, gate="block", gate_capacity=2)
+
+
+def test_the_line_survives_a_save():
+    settings = {"gate": "block", "bring_up": "none", "gate_capacity": 1, "gate_interval_steps": 2}
+    first = StaggeredResets(CounterEnv(4, lengths=[3, 1, 2, 1], horizon_steps=8), 4, **settings)
+    first.reset()
+    for _ in range(5):
+        first.step(torch.zeros(4, 1))
+    second = StaggeredResets(CounterEnv(4, lengths=[3, 1, 2, 1], horizon_steps=8), 4, **settings)
+    second.load_state_dict(first.state_dict())
+    for _ in range(20):
+        a, b = first.step(torch.zeros(4, 1)), second.step(torch.zeros(4, 1))
+        assert a.info["reset"].tolist() == b.info["reset"].tolist()
+        assert a.info["frozen"].tolist() == b.info["frozen"].tolist() == (~a.valid).tolist()
+
+
+@pytest.mark.parametrize("rollout_steps, horizon", [(1, 7), (3, 7), (4, 10), (7, 20)])
+def test_frozen_steps_are_told_whatever_the_sizes(rollout_steps, horizon):
+    """K = 1 and horizons that K does not divide: an episode of H steps begins anew at the next multiple of K."""
+    rule = StaggeredResets(CounterEnv(6, horizon_steps=horizon), rollout_steps, bring_up="none", gate="block")
+    rule.reset()
+    period = -(-horizon // rollout_steps) * rollout_steps
+    for t in range(3 * period):
+        step = rule.step(torch.zeros(6, 1))
+        frozen = t % period >= horizon
+        assert step.info["frozen"].tolist() == [frozen] * 6
+        assert step.valid.tolist() == [not frozen] * 6
+        assert step.truncated.tolist() == [t % period == horizon - 1] * 6
+        assert step.info["reset"].tolist() == [t % period == period - 1] * 6

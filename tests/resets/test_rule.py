@@ -6,6 +6,7 @@ import pytest
 import torch
 from helpers.toy_envs_runner import CounterEnv, PlainEnv
 
+from rl_stagger.config import from_tree, to_tree
 from rl_stagger.envs.base import Box, Capability, EnvSpec, VecEnv
 from rl_stagger.envs.native.base import NativeEnv
 from rl_stagger.envs.registry import make_env
@@ -13,9 +14,10 @@ from rl_stagger.errors import CapabilityError, ConfigError
 from rl_stagger.models.actor_critic import ActorCritic, ModelConfig
 from rl_stagger.resets.allocation import ALLOCATIONS
 from rl_stagger.resets.bring_up import BRING_UPS
+from rl_stagger.resets.config import ResetConfig
 from rl_stagger.resets.coverage import histogram_coverage, phase_bins, phase_coverage, phase_histogram
 from rl_stagger.resets.gates import GATES
-from rl_stagger.resets.rule import ResetConfig, StaggeredResets
+from rl_stagger.resets.rule import StaggeredResets
 from rl_stagger.rollout import Collector
 from rl_stagger.statistics import Statistics, read_metrics
 from rl_stagger.stopwatch import Stopwatch
@@ -23,6 +25,8 @@ from rl_stagger.stopwatch import Stopwatch
 CPU = torch.device("cpu")
 EVERY_RULE = list(itertools.product(sorted(BRING_UPS), sorted(GATES), sorted(ALLOCATIONS)))
 every_rule = pytest.mark.parametrize("bring_up, gate, allocation", EVERY_RULE)
+DENSITIES = {"density": "1 + 3 * u"}
+"""What an allocation cannot do without."""
 
 
 def rule_for(env, rollout_steps=3, **settings):
@@ -51,7 +55,8 @@ def collector_for(rule, steps):
 @every_rule
 def test_it_honours_the_env_contract(bring_up, gate, allocation):
     env = CounterEnv(5, lengths=[0, 4, 0, 7, 0])
-    rule = StaggeredResets(env, 3, bring_up=bring_up, gate=gate, allocation=allocation)
+    density = DENSITIES.get(allocation)
+    rule = StaggeredResets(env, 3, bring_up=bring_up, gate=gate, allocation=allocation, density=density)
     assert isinstance(rule, VecEnv)
     assert (rule.num_envs, rule.device, rule.spec) == (5, env.device, env.spec)
     obs = rule.reset()
@@ -211,7 +216,7 @@ def test_seeds_decide_random_offsets_and_warm_up_actions():
         ({"gate": "blok"}, "reset.gate='blok'.*did you mean 'block'"),
         ({"allocation": "unifrm"}, "reset.allocation='unifrm'.*did you mean 'uniform'"),
         ({"warmup_actions": "randm"}, "reset.warmup_actions='randm'.*did you mean 'random'"),
-        ({"upkeep": "respread"}, "reset.upkeep='respread'.*Valid: none"),
+        ({"upkeep": "respread"}, "reset.upkeep='respread'.*Valid: auto, every, hold, none, on_coverage_below"),
         ({"num_groups": 0}, "reset.num_groups=0: at least 1"),
         ({"gate_interval_steps": -1}, "reset.gate_interval_steps=-1: at least 1"),
         ({"num_groups": 13}, "reset.num_groups=13.*H=12"),
@@ -382,7 +387,9 @@ def eventful(seed=0):
 
 @every_rule
 def test_state_goes_round_bitwise(bring_up, gate, allocation):
-    settings = {"bring_up": bring_up, "gate": gate, "allocation": allocation}
+    settings = {
+        "bring_up": bring_up, "gate": gate, "allocation": allocation, "density": DENSITIES.get(allocation),
+    }  # fmt: skip
     draw = torch.Generator().manual_seed(5)
     actions = torch.randn(40, 6, 12, generator=draw)
     first = rule_for(eventful(), 4, seed=3, **settings)
@@ -423,8 +430,14 @@ def test_a_saved_state_does_not_move_on_with_the_run():
 
 
 def test_config_and_constructor_name_the_same_settings():
-    config = ResetConfig(name="x", allocation="random", num_groups=5, bring_up="clock", warmup_actions="random",
-                         gate="block", gate_interval_steps=7, upkeep="none")  # fmt: skip
+    settings = {
+        "name": "x", "allocation": "random", "num_groups": 5, "bring_up": "clock", "warmup_actions": "random",
+        "gate": "block", "gate_interval_steps": 7, "gate_capacity": 3, "upkeep": "every", "upkeep_every_iters": 9,
+        "num_groups_schedule": [[3, 2]], "adaptive": {"floor": 0.5}, "library": {"mib": 1.0},
+    }  # fmt: skip
+    config = from_tree(ResetConfig, settings, "reset")
     rule = StaggeredResets.from_config(CounterEnv(6), config, 3, seed=1)
     assert rule.config == config
+    by_hand = StaggeredResets(CounterEnv(6), 3, seed=1, **settings)
+    assert to_tree(by_hand.config) == {**to_tree(config), "num_groups_schedule": ([3, 2],)}
     assert rule.num_groups == 5
