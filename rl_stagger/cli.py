@@ -33,6 +33,7 @@ USAGE = """usage: rl-stagger <command> [key=value ...]
   train     train a policy          rl-stagger train task=skill_chain reset=staggered
             -m sweeps over lists    rl-stagger train -m seed=0,1,2 reset=synchronous,staggered
   evaluate  judge a trained policy  rl-stagger evaluate run=runs/... episodes=256
+  doctor    would staggering help?  rl-stagger doctor task=skill_chain, or run=runs/...
 
 `rl-stagger train --help` lists all settings; `--version` prints the version.
 Exit codes: 0 done, 1 failed, 2 a setting cannot work, 3 data or gradients not finite, 75 stopped by a signal and saved,
@@ -47,7 +48,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a path that the terminal cannot show fails no run
     arguments = list(sys.argv[1:] if argv is None else argv)
-    commands: Dict[str, Callable[[List[str]], int]] = {"train": train, "evaluate": evaluate}
+    commands: Dict[str, Callable[[List[str]], int]] = {"train": train, "evaluate": evaluate, "doctor": doctor}
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(USAGE, end="")
         return EXIT_OK if arguments else EXIT_USAGE
@@ -219,6 +220,18 @@ def evaluate(arguments: List[str]) -> int:
     tree = OmegaConf.to_container(OmegaConf.from_dotlist(arguments))
     assert isinstance(tree, dict)
     evaluate_run(from_tree(EvaluateConfig, {str(k): v for k, v in tree.items()}, ""))
+    return EXIT_OK
+
+
+# -- doctor ---------------------------------------------------------------------------------------------------------
+def doctor(arguments: List[str]) -> int:
+    """Say whether staggered resets would help a task or would have helped a run."""
+    from rl_stagger.doctor import DoctorConfig, examine
+
+    if any(a in ("-h", "--help") for a in arguments):
+        print(DoctorConfig.usage(), end="")
+        return EXIT_OK
+    examine(arguments)
     return EXIT_OK
 
 

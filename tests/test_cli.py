@@ -319,13 +319,41 @@ def test_evaluate_says_what_is_wrong(arguments, says, capsys):
     assert says in capsys.readouterr().err
 
 
+# -- doctor ---------------------------------------------------------------------------------------------------------
+def test_doctor_examines_a_task_and_a_run(tmp_path, capsys):
+    assert main(["doctor", "task=skill_chain", *TINY, "seconds=1"]) == 0
+    (report,) = Path("runs/doctor").glob("skill_chain_*/doctor.json")
+    overrides = json.loads(report.read_text())["recommendation"]["overrides"]
+    assert f"overrides: {' '.join(overrides)}" in capsys.readouterr().out
+    assert train("run_dir=run") == 0
+    again = script("doctor", "run=run", "seconds=1", cwd=tmp_path)
+    assert again.returncode == 0, again.stderr
+    assert json.loads(Path("run/doctor.json").read_text())["profiles"][0]["policy"] == "trained"
+    assert Path("run/doctor.png").is_file()
+    assert "run/doctor.json" in again.stdout
+
+
+@pytest.mark.parametrize(
+    "arguments, says",
+    [
+        ([], "which task, or which run?"),
+        (["task=skill_chain", "num_env=3"], "did you mean 'num_envs'?"),
+        (["run=nowhere"], "run=nowhere: no such file or folder"),
+        (["task=skill_chain", "seconds=-1"], "seconds=-1.0: above 0"),
+    ],
+)
+def test_doctor_says_what_is_wrong(arguments, says, capsys):
+    assert main(["doctor", *arguments]) == 2
+    assert says in capsys.readouterr().err
+
+
 # -- help and errors ------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("arguments, code", [(["--help"], 0), (["-h"], 0), (["help"], 0), ([], 2)])
 def test_usage(arguments, code, capsys):
     assert main(arguments) == code
     out = capsys.readouterr().out
     assert out.startswith("usage: rl-stagger <command>")
-    for word in ("train", "evaluate", "task=skill_chain", "Exit codes"):
+    for word in ("train", "evaluate", "doctor", "task=skill_chain", "Exit codes"):
         assert word in out
 
 
@@ -346,6 +374,8 @@ def test_help_of_the_commands(capsys):
         assert word in out
     assert main(["evaluate", "--help"]) == 0
     assert "run=<run directory or checkpoint>" in capsys.readouterr().out
+    assert main(["doctor", "--help"]) == 0
+    assert "task=<task>" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
