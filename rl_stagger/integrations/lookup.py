@@ -1,0 +1,63 @@
+"""What a host's environment has beside its contract: a clock, a time limit, resets of single rows."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any, Callable, Iterable, Optional, Tuple
+
+from torch import Tensor
+
+_CLOCKS = ("episode_length_buf", "progress_buf", "elapsed_steps")
+_HORIZONS = ("max_episode_length", "horizon_steps", "max_episode_steps", "_max_episode_steps")
+
+
+def clock_of(owners: Iterable[Any], num_envs: int) -> Optional[Tensor]:
+    """The first tensor [N] among `owners` that is named like an episode clock. To be looked up at every use: some
+    environments replace theirs."""
+    for owner in owners:
+        for name in _CLOCKS:
+            clock = getattr(owner, name, None)
+            if isinstance(clock, Tensor) and tuple(clock.shape) == (num_envs,):
+                return clock
+    return None
+
+
+def horizon_of(owners: Iterable[Any]) -> Optional[int]:
+    """The first number among `owners` that is named like a time limit, in steps."""
+    for owner in owners:
+        for name in _HORIZONS:
+            value = getattr(owner, name, None)
+            if isinstance(value, (int, float)) and not isinstance(value, bool):
+                return int(value)
+        limit = getattr(getattr(owner, "spec", None), "max_episode_steps", None)
+        if limit is not None:
+            return int(limit)
+    return None
+
+
+def wrappers_of(env: Any) -> Tuple[Any, ...]:
+    """`env` and all that it wraps, from the outside in."""
+    found = []
+    while env is not None and all(env is not other for other in found):
+        found.append(env)
+        held = getattr(env, "__dict__", {})  # some wrappers pass on names that they lack: what they hold themselves
+        env = held.get("env", held.get("_env"))
+    last = getattr(found[-1], "unwrapped", None) if found else None
+    return tuple(found) if last is None or last is found[-1] else (*found, last)
+
+
+def by_index(env_mask: Tensor, reset: Callable[[Tensor], Any]) -> Any:
+    """`reset(indices)` of the masked rows; None where the mask is empty."""
+    ids = env_mask.nonzero(as_tuple=False).squeeze(-1)  # the host waits here; such resets take indices only
+    return reset(ids) if len(ids) > 0 else None
+
+
+def reset_isaac_lab(env: Any, ids: Tensor) -> Any:
+    """A partial reset of an Isaac Lab environment; its observation groups, all N rows seen anew."""
+    ids = ids.to(env.device)
+    if "env_ids" in inspect.signature(env.reset).parameters:
+        return dict(env.reset(env_ids=ids)[0])
+    env._reset_idx(ids)
+    env.scene.write_data_to_sim()
+    env.sim.forward()
+    return dict(env._get_observations())
