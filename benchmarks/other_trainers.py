@@ -2,9 +2,9 @@
 
     .venv-integrations/bin/python benchmarks/other_trainers.py --seeds 3
 
-Arms: rsl_rl's runner plain, with its own random start (`init_at_random_ep_len=True`), and staggered; SB3's PPO plain
-and staggered. Writes benchmarks/results/other_trainers.md and .json. Needs the extra `integrations`; about a minute of
-one core a run.
+Arms: rsl_rl's runner plain, with its own random start (`init_at_random_ep_len=True`), and staggered, with its adaptive
+rate and with a fixed one; SB3's PPO plain and staggered. Writes benchmarks/results/other_trainers.md and .json. Needs
+the extra `integrations`; about a minute of one core a run.
 
 Returns are summed here, in front of the trainer, in the same way for all arms: the plain sum of an episode's rewards,
 of episodes that the trainer saw from their first step to their last; those that a random clock shortened, or that a
@@ -35,7 +35,17 @@ from rl_stagger.integrations import as_rsl_rl, as_sb3, stagger
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-ARMS = ("rsl_rl plain", "rsl_rl random clock", "rsl_rl staggered", "sb3 plain", "sb3 staggered")
+TRAINERS = {"rsl_rl": "rsl_rl, adaptive rate", "rsl_rl-fixed": "rsl_rl, fixed rate", "sb3": "SB3"}
+ARMS = (
+    "rsl_rl plain",
+    "rsl_rl random clock",
+    "rsl_rl staggered",
+    "rsl_rl-fixed plain",
+    "rsl_rl-fixed random clock",
+    "rsl_rl-fixed staggered",
+    "sb3 plain",
+    "sb3 staggered",
+)
 ROLLOUT_STEPS, HIDDEN, LEARNING_RATE = 10, [64, 64], 1e-3
 
 
@@ -80,7 +90,7 @@ class Recorder:
         }
 
 
-def run_rsl_rl(env: Any, iterations: int, random_clock: bool) -> None:
+def run_rsl_rl(env: Any, iterations: int, schedule: str, random_clock: bool) -> None:
     from rsl_rl.runners import OnPolicyRunner
 
     model = {
@@ -100,7 +110,7 @@ def run_rsl_rl(env: Any, iterations: int, random_clock: bool) -> None:
             "num_learning_epochs": 4,
             "num_mini_batches": 4,
             "learning_rate": LEARNING_RATE,
-            "schedule": "adaptive",
+            "schedule": schedule,
             "desired_kl": 0.01,
             "gamma": 0.99,
             "lam": 0.95,
@@ -136,14 +146,14 @@ def work(arm: str, seed: int, iterations: int, num_envs: int) -> Dict[str, Any]:
     """One run in this process."""
     torch.manual_seed(seed)
     trainer, kind = arm.split(" ", 1)
-    env = (as_rsl_rl if trainer == "rsl_rl" else as_sb3)(rs.make_env("skill_chain", num_envs=num_envs, seed=seed))
+    env = (as_sb3 if trainer == "sb3" else as_rsl_rl)(rs.make_env("skill_chain", num_envs=num_envs, seed=seed))
     if kind == "staggered":
         env = stagger(env, rollout_steps=ROLLOUT_STEPS, seed=seed)
     recorder, start_s = Recorder(env), time.perf_counter()
-    if trainer == "rsl_rl":
-        run_rsl_rl(env, iterations, kind == "random clock")
-    else:
+    if trainer == "sb3":
         run_sb3(env, iterations, seed)
+    else:
+        run_rsl_rl(env, iterations, "fixed" if trainer.endswith("fixed") else "adaptive", kind == "random clock")
     return {"arm": arm, "seed": seed, **recorder.result(), "wall_s": round(time.perf_counter() - start_s, 1)}
 
 
@@ -178,9 +188,9 @@ def report(done: Dict[Any, Dict[str, Any]], args: argparse.Namespace) -> List[st
         f"torch {torch.__version__}, Python {platform.python_version()}, {platform.machine()}, one thread a run.",
         "",
         f"N = {args.num_envs}, K = {ROLLOUT_STEPS}, H = 200, {one['iterations']} iterations, {one['steps_total']:,} "
-        f"env steps each; two nets of 64, 64 tanh, learning rate {LEARNING_RATE} (rsl_rl: adaptive by KL; SB3: "
-        "constant), 4 epochs of 4 minibatches, otherwise the trainer's own defaults. The warm-up of the staggered runs "
-        f"took {one['steps_warmup']:,} env steps besides ({100 * one['steps_warmup'] / one['steps_total']:.1f} %). "
+        f"env steps each; two nets of 64, 64 tanh, learning rate {LEARNING_RATE} (the adaptive one by KL "
+        "from there, SB3's constant), 4 epochs of 4 minibatches, otherwise the trainer's own defaults. The warm-up of "
+        f"the staggered runs took {one['steps_warmup']:,} env steps besides ({100 * one['steps_warmup'] / one['steps_total']:.1f} %). "
         f"Lowest coverage of any staggered batch: {shortest:.3f}.",
         "",
         "Final return: mean over the full episodes that ended in the last tenth of the iterations, summed in front of "
@@ -193,7 +203,9 @@ def report(done: Dict[Any, Dict[str, Any]], args: argparse.Namespace) -> List[st
         cells = " | ".join(f"{value:.1f}" for value in final[arm])
         gain = sum(final[arm]) / sum(final[f"{arm.split()[0]} plain"]) - 1
         shown = "" if arm.endswith("plain") else f"{100 * gain:+.0f} %"
-        lines.append(f"| {arm} | {cells} | {interval_text(final[arm])} | {shown} |")
+        lines.append(
+            f"| {TRAINERS[arm.split()[0]]}: {arm.split(' ', 1)[1]} | {cells} | {interval_text(final[arm])} | {shown} |"
+        )
     return lines
 
 

@@ -153,7 +153,7 @@ def _cell(arm: Arm, name: str) -> str:
 def draw_diagnosis(diagnosis: Diagnosis, path: Path) -> Path:
     """Phases of the batches of each training, its critic, early ends and reset costs. Returns `path`."""
     f = diagnosis.findings
-    figure = curves._figure(12.0, 7.4)
+    figure = curves.new_figure(12.0, 7.4)
     figure.suptitle(f"{diagnosis.task}: {diagnosis.recommendation.headline}", fontsize=12)
     grid = figure.add_gridspec(2, 1, height_ratios=(1.1, 1))
     arms = diagnosis.lines or {"no training": []}
@@ -162,21 +162,21 @@ def draw_diagnosis(diagnosis: Diagnosis, path: Path) -> Path:
     for column, (rule, lines) in enumerate(arms.items()):
         axis = figure.add_subplot(top[column])
         shares, first = curves.phase_shares(lines)
-        image = curves._draw_phases(axis, shares, first, f.horizon_steps) or image
+        image = curves.draw_phases(axis, shares, first, f.horizon_steps) or image
         axis.set_title(f"{rule}: phases in the batch", color=curves.COLORS[column])
         heats.append(axis)
     if image is not None:
-        curves._colorbar(figure, image, heats)
+        curves.add_colorbar(figure, image, heats)
     below = grid[1].subgridspec(1, 3, width_ratios=(1.3, 1, 0.8))
     axis = figure.add_subplot(below[0])
-    curves._draw_explained(
+    curves.draw_explained(
         axis, {rule: curves.curve(lines, "critic/explained_variance") for rule, lines in diagnosis.lines.items()}
     )
     axis.set_xlabel(curves.X_LABEL)
-    curves._legend(axis)
+    curves.add_legend(axis)
     _draw_hazards(figure.add_subplot(below[1]), f.profiles)
     _draw_costs(figure.add_subplot(below[2]), diagnosis)
-    return curves._save(figure, path)
+    return curves.save_figure(figure, path)
 
 
 def _draw_hazards(axis: Any, profiles: Any) -> None:
@@ -198,7 +198,7 @@ def _draw_hazards(axis: Any, profiles: Any) -> None:
     highest = max((x for p in profiles for x in _known(p)), default=0.0)
     axis.set_ylim(0, 1.1 * highest or 1.0)
     if highest:
-        curves._legend(axis)
+        curves.add_legend(axis)
         return
     text = "no episode ended early" if profiles else "not watched"
     axis.text(0.5, 0.5, text, ha="center", va="center", color="0.5", transform=axis.transAxes)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import abc
 import enum
+import math
 from dataclasses import dataclass, field
 from typing import Any, Dict, FrozenSet, Optional, Sequence, Tuple, Union
 
@@ -41,7 +42,7 @@ class Box:
     @property
     def bounded(self) -> bool:
         """True when both sides have finite bounds."""
-        return self.low is not None and self.high is not None
+        return _finite(self.low) and _finite(self.high)
 
     def bounds(self, device: Union[torch.device, str]) -> Tuple[Tensor, Tensor]:
         """(low, high), each [A] float32; -inf and +inf where unbounded."""
@@ -281,6 +282,11 @@ def expand_mask(mask: Tensor, like: Tensor) -> Tensor:
 def where_rows(mask: Tensor, chosen: Dict[str, Tensor], other: Dict[str, Tensor]) -> Dict[str, Tensor]:
     """`chosen` in the rows of `mask` [N], `other` elsewhere, name by name; never data-dependent."""
     return {name: torch.where(expand_mask(mask, other[name]), chosen[name], other[name]) for name in other}
+
+
+def _finite(bound: Bound) -> bool:
+    values = bound if isinstance(bound, (list, tuple)) else [bound]
+    return all(x is not None and math.isfinite(x) for x in values)
 
 
 def _bound_tensor(bound: Bound, default: float, size: int, device: Union[torch.device, str]) -> Tensor:

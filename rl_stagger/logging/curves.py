@@ -60,13 +60,13 @@ def draw_curves(run_dir: PathLike, horizon_steps: Optional[int] = None) -> Path:
     path = Path(run_dir)
     lines = read_json_lines(path / "metrics.jsonl")
     horizon = horizon_steps or read_horizon(path)
-    figure = _figure(13.0, 13.5)
+    figure = new_figure(13.0, 13.5)
     figure.suptitle(_title(path, lines), fontsize=11)
     grid = figure.add_gridspec(4, 2, height_ratios=(1, 1, 1.6, 1))
     axes = [figure.add_subplot(grid[row, column]) for row in (0, 1, 3) for column in range(2)]
     _draw_returns(axes[0], lines)
     _draw_lengths(axes[1], lines)
-    _draw_explained(axes[2], {"": curve(lines, "critic/explained_variance")})
+    draw_explained(axes[2], {"": curve(lines, "critic/explained_variance")})
     _draw_step_size(axes[3], lines)
     _draw_resets(axes[4], lines)
     _draw_cycles(axes[5], lines)
@@ -85,7 +85,7 @@ def draw_curves(run_dir: PathLike, horizon_steps: Optional[int] = None) -> Path:
     for heat in heats:
         heat.set(xlabel="")
         heat.tick_params(labelbottom=False)
-    return _save(figure, path / "curves.png")
+    return save_figure(figure, path / "curves.png")
 
 
 def _title(path: Path, lines: Lines) -> str:
@@ -104,7 +104,7 @@ def _draw_returns(axis: Any, lines: Lines) -> None:
         axis.fill_between(x, mean - spread, mean + spread, color=COLORS[0], alpha=0.18, linewidth=0, label="± std")
     _line(axis, curve(lines, "episode/return_mean"), COLORS[0], "mean")
     axis.set(title="Episode return", ylabel="return")
-    _legend(axis)
+    add_legend(axis)
 
 
 def _draw_lengths(axis: Any, lines: Lines) -> None:
@@ -177,13 +177,13 @@ def draw_batches(
         for title, curves in (("Episode return", returns), ("Explained variance of the critic", explained_variance))
         if curves and any(len(x) for x, _ in curves.values())
     ]
-    figure = _figure(max(11.0, 5.2 * len(phases)), 7.2 if below else 3.9)
+    figure = new_figure(max(11.0, 5.2 * len(phases)), 7.2 if below else 3.9)
     grid = figure.add_gridspec(2 if below else 1, 1, height_ratios=(1.15, 1)[: 2 if below else 1])
     top = grid[0].subgridspec(1, max(1, len(phases)))
     heats, image = [], None
     for column, (arm, shares) in enumerate(phases.items()):
         axis = figure.add_subplot(top[column], sharey=heats[0] if heats else None)
-        image = _draw_phases(axis, shares, first_iteration, horizon_steps) or image
+        image = draw_phases(axis, shares, first_iteration, horizon_steps) or image
         axis.set_title(arm, color=COLORS[column % len(COLORS)], fontweight="bold")
         if window is not None:
             axis.set_xlim(window[0] - 0.5, window[1] + 0.5)
@@ -192,27 +192,27 @@ def draw_batches(
             axis.tick_params(labelleft=False)
         heats.append(axis)
     if image is not None:
-        _colorbar(figure, image, heats)
+        add_colorbar(figure, image, heats)
     bottom = grid[1].subgridspec(1, len(below)) if below else None
     for column, (title, curves) in enumerate(below):
         assert bottom is not None
         axis = figure.add_subplot(bottom[column])
         if curves is explained_variance:
-            _draw_explained(axis, curves)
+            draw_explained(axis, curves)
         else:
             _draw_arms(axis, curves)
         axis.set(title=title, xlabel=X_LABEL)
         axis.set_xlim(first_iteration - 0.5, max(x[-1] for x, _ in curves.values() if len(x)) + 0.5)
-        _legend(axis)
-    return _save(figure, Path(out_path))
+        add_legend(axis)
+    return save_figure(figure, Path(out_path))
 
 
 # -- panels ---------------------------------------------------------------------------------------------------------
 def _draw_batch_by_phase(figure: Any, heat: Any, strip: Any, lines: Lines, horizon_steps: Optional[int]) -> None:
-    image = _draw_phases(heat, *phase_shares(lines), horizon_steps)
+    image = draw_phases(heat, *phase_shares(lines), horizon_steps)
     heat.set_title("Phases in the training batch, and their coverage")
     if image is not None:
-        _colorbar(figure, image, [heat, strip])
+        add_colorbar(figure, image, [heat, strip])
     _line(strip, curve(lines, "batch/coverage"), COLORS[2])
     strip.set(ylabel="coverage", ylim=(-0.05, 1.05), yticks=(0, 1))
 
@@ -239,7 +239,7 @@ def _draw_resets(axis: Any, lines: Lines) -> None:
         axis.set_yscale("symlog", linthresh=1.0)
         axis.yaxis.set_major_formatter("{x:,.0f}")
     axis.set_ylim(bottom=0)
-    _legend(axis)
+    add_legend(axis)
     frozen = curve(lines, "resets/frozen_share")
     if frozen[1].any():
         axis.set_title("Resets per environment step, and share of frozen transitions")
@@ -258,7 +258,7 @@ def _draw_cycles(axis: Any, lines: Lines) -> None:
     axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncol=3, frameon=False, fontsize=9)
 
 
-def _draw_phases(axis: Any, shares: np.ndarray, first: int, horizon_steps: Optional[int]) -> Any:
+def draw_phases(axis: Any, shares: np.ndarray, first: int, horizon_steps: Optional[int]) -> Any:
     """Heat map of phase histograms [T, B] as densities: 1 where the batch is even. None if there is nothing to draw."""
     return _draw_map(axis, shares * shares.shape[1], first, horizon_steps, (0.0, DENSITY_MAX))
 
@@ -289,7 +289,7 @@ def _draw_map(
     )
 
 
-def _colorbar(figure: Any, image: Any, axes: Sequence[Any]) -> None:
+def add_colorbar(figure: Any, image: Any, axes: Sequence[Any]) -> None:
     bar = figure.colorbar(image, ax=list(axes), extend="max", pad=0.015, fraction=0.04)
     bar.set_label("density (1 = even)")
     bar.set_ticks([0, 1, 2, 3])
@@ -300,7 +300,7 @@ def _draw_arms(axis: Any, curves: Mapping[str, Curve]) -> None:
         _line(axis, points, COLORS[i % len(COLORS)], arm, style=STYLES[i // len(COLORS) % len(STYLES)])
 
 
-def _draw_explained(axis: Any, curves: Mapping[str, Curve]) -> None:
+def draw_explained(axis: Any, curves: Mapping[str, Curve]) -> None:
     """Between -1 and 1: an untrained critic can be worse by orders of magnitude and would flatten the rest."""
     _draw_arms(axis, curves)
     lowest = min((points[1].min() for points in curves.values() if len(points[1])), default=0.0)
@@ -334,13 +334,13 @@ def _right_axis(axis: Any, color: str) -> Any:
     return right
 
 
-def _legend(axis: Any) -> None:
+def add_legend(axis: Any) -> None:
     if axis.get_legend_handles_labels()[0]:
         axis.legend(loc="best", framealpha=0.8, edgecolor="none", fontsize=9)
 
 
 # -- the sheet ------------------------------------------------------------------------------------------------------
-def _figure(width_in: float, height_in: float) -> Any:
+def new_figure(width_in: float, height_in: float) -> Any:
     """A figure of its own: nothing of a user's pyplot is read or changed."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -350,7 +350,7 @@ def _figure(width_in: float, height_in: float) -> Any:
     return figure
 
 
-def _save(figure: Any, path: Path) -> Path:
+def save_figure(figure: Any, path: Path) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     for axis in figure.axes:
         if axis.get_xlabel() == X_LABEL:

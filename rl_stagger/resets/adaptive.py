@@ -8,6 +8,8 @@ from typing import Any, Dict, List, Literal, Tuple
 import torch
 from torch import Tensor
 
+from rl_stagger.resets.coverage import bin_of_phase
+
 
 @dataclass(frozen=True)
 class AdaptiveConfig:
@@ -68,7 +70,7 @@ class AdaptiveDensity:
     def follow(self, phase: Tensor, error: Tensor, valid: Tensor) -> None:
         """One iteration's batch: phases in steps, target - V in reward units. All [K, N]."""
         error = error.abs() if self.config.signal == "advantage" else error
-        bins = (phase * self.num_bins // self.horizon_steps).clamp(0, self.num_bins - 1).flatten()
+        bins = bin_of_phase(phase, self.horizon_steps, self.num_bins).flatten()
         mask = valid.flatten()
         self._sum.scatter_add_(0, bins, torch.where(valid, error, torch.zeros_like(error)).flatten())
         self._count.scatter_add_(0, bins, mask.to(torch.float32))

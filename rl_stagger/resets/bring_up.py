@@ -7,7 +7,7 @@ from typing import Callable, Dict, FrozenSet, NamedTuple, Optional, Type
 import torch
 from torch import Tensor
 
-from rl_stagger.envs.base import Capability, Obs, VecEnv, check_step
+from rl_stagger.envs.base import ActionSpec, Capability, Discrete, Obs, VecEnv, check_step
 from rl_stagger.resets.library import StateLibrary
 
 Actor = Callable[[Obs], Tensor]
@@ -116,6 +116,7 @@ class SnapshotBringUp(BringUp):
         phase = torch.zeros_like(env.elapsed_steps)
         if self.library is None or self.library.filled is None:
             return Start(obs, phase, 0)
+        self.library.check_fits(env.get_state())
         wanted = offsets.to(env.device)
         bins = self.library.bin_of(wanted)
         draw = torch.rand(env.num_envs, generator=self.generator, device=env.device)
@@ -123,6 +124,22 @@ class SnapshotBringUp(BringUp):
         found = (self.library.filled[bins] > 0) & (wanted > 0)
         obs = env.set_state(state, found)
         return Start(obs, torch.where(found, recorded, phase), 0)
+
+
+def random_actor(spec: ActionSpec, num_envs: int, device: torch.device, generator: Optional[torch.Generator]) -> Actor:
+    """Actions uniform over the choices or bounds; standard normal where unbounded."""
+
+    def act(obs: Obs) -> Tensor:
+        if isinstance(spec, Discrete):
+            return torch.randint(spec.n, (num_envs,), generator=generator, device=device)
+        low, high = spec.bounds(device)
+        shape = (num_envs, spec.size)
+        if not spec.bounded:
+            noise = torch.randn(shape, generator=generator, device=device)
+            return torch.minimum(torch.maximum(noise, low), high)
+        return low + (high - low) * torch.rand(shape, generator=generator, device=device)
+
+    return act
 
 
 BRING_UPS: Dict[str, Type[BringUp]] = {

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any, Dict, List, Literal, Optional, Sequence, Tuple, Union
+from dataclasses import dataclass, field, fields
+from typing import Any, Dict, List, Literal, Mapping, Optional, Sequence, Tuple, Union
 
-from rl_stagger.errors import nearest
+from rl_stagger.errors import ConfigError, nearest
 from rl_stagger.resets.adaptive import AdaptiveConfig
 from rl_stagger.resets.allocation import ALLOCATIONS
 from rl_stagger.resets.bring_up import BRING_UPS
@@ -143,6 +143,24 @@ class ResetConfig:
             except ValueError as error:
                 return [("density", self.density, str(error))]
         return []
+
+
+def config_of(settings: Mapping[str, Any]) -> ResetConfig:
+    """ResetConfig of keyword arguments; nested parts may be dicts, tuples lists."""
+    names = {f.name for f in fields(ResetConfig)}
+    parts: Dict[str, Any] = {"adaptive": AdaptiveConfig, "library": LibraryConfig}
+    for key in settings:
+        if key not in names:
+            raise ConfigError(f"{key}={settings[key]!r}: StaggeredResets has no such setting; {nearest(key, names)}")
+    built: Dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in settings.items()}
+    for key, part in parts.items():
+        if isinstance(built.get(key), Mapping):
+            known = {f.name for f in fields(part)}
+            wrong = next((name for name in built[key] if name not in known), None)
+            if wrong is not None:
+                raise ConfigError(f"{key}.{wrong}={built[key][wrong]!r}: no such setting; {nearest(wrong, known)}")
+            built[key] = part(**built[key])
+    return ResetConfig(**built)
 
 
 def check_schedule(

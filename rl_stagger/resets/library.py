@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, Dict, Optional, Tuple
 
 import torch
 from torch import Tensor
 
 from rl_stagger.errors import ConfigError
+from rl_stagger.resets.coverage import bin_of_phase
 from rl_stagger.resets.seats import rank_in_bin
 
 State = Dict[str, Tensor]
@@ -31,7 +33,7 @@ class StateLibrary:
 
     def bin_of(self, phase: Tensor) -> Tensor:
         """[N] int64 phase in steps -> [N] int64."""
-        return (phase * self.num_bins // self.horizon_steps).clamp(0, self.num_bins - 1)
+        return bin_of_phase(phase, self.horizon_steps, self.num_bins)
 
     @property
     def filled(self) -> Optional[Tensor]:
@@ -48,6 +50,7 @@ class StateLibrary:
         that a bin holds states of several moments. `draw` [N] in [0, 1) chooses among them."""
         if self._written is None:
             self._open(state)
+        self.check_fits(state)
         assert self._written is not None
         assert self._phase is not None
         bins = self.bin_of(phase)
@@ -59,6 +62,15 @@ class StateLibrary:
             x.index_copy_(0, place, state[name].to(x.dtype))
         self._phase.index_copy_(0, place, phase)
         self._written.scatter_add_(0, bins, kept.to(torch.int64))
+
+    def check_fits(self, state: State) -> None:
+        """ConfigError where `state` (name -> [N, ...]) is not of the kind that is kept here; reads no values."""
+        kept = {name: tuple(x.shape[1:]) for name, x in self._states.items()}
+        given = {name: tuple(x.shape[1:]) for name, x in state.items()}
+        if kept != given:
+            raise ConfigError(
+                f"reset.library.path: its states are of another task: {_shown(kept)} there, {_shown(given)} here"
+            )
 
     def draw(self, bins: Tensor, draw: Tensor) -> Tuple[State, Tensor]:
         """A recorded state of bin `bins` [N] for every row, chosen by `draw` [N] in [0, 1), and its phase [N]. Rows
@@ -89,6 +101,23 @@ class StateLibrary:
         self._phase, self._written = _with_spare(state["phase"].to(device)), state["written"].to(device).clone()
         self.per_bin = len(state["phase"]) // self.num_bins
 
+    def load_from(self, path: str, device: torch.device) -> None:
+        """The states of another run (a run directory or a checkpoint). ConfigError where it has none that fit."""
+        from rl_stagger.checkpoint import load_checkpoint, resolve_resume
+
+        checkpoint = resolve_resume(path, Path("runs"), key="reset.library.path")
+        saved = (load_checkpoint(checkpoint)["env"].get("upkeep") or {}).get("library")
+        if not saved:
+            raise ConfigError(
+                f"reset.library.path={path}: that run recorded no states; one with bring_up=snapshot or an upkeep does"
+            )
+        try:
+            self.load_state_dict(saved, device)
+        except ValueError as error:
+            raise ConfigError(
+                f"reset.library.path={path}: {error}; give both the same H, K and number of groups"
+            ) from error
+
     def _open(self, state: State) -> None:
         row_bytes = sum(x[:1].numel() * x.element_size() for x in state.values())
         self.per_bin = min(self.capacity_bytes // (row_bytes * self.num_bins), self.most_per_bin)
@@ -105,6 +134,10 @@ class StateLibrary:
         }
         self._phase = torch.zeros(rows, dtype=torch.int64, device=device)
         self._written = torch.zeros(self.num_bins, dtype=torch.int64, device=device)
+
+
+def _shown(shapes: Dict[str, Tuple[int, ...]]) -> str:
+    return ", ".join(f"{name} {list(shape)}" for name, shape in sorted(shapes.items()))
 
 
 def _with_spare(x: Tensor) -> Tensor:

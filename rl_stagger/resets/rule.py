@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from dataclasses import fields
-from pathlib import Path
-from typing import AbstractSet, Any, Callable, ContextManager, Dict, List, Mapping, Optional
+from typing import Any, Callable, ContextManager, Dict, List, Optional
 
 import torch
 from torch import Tensor
 
-from rl_stagger.envs.base import Capability, Discrete, Obs, Step, VecEnv
-from rl_stagger.errors import CapabilityError, ConfigError, nearest
-from rl_stagger.resets.adaptive import AdaptiveConfig, AdaptiveDensity
-from rl_stagger.resets.allocation import Layout, allocate, default_num_groups, even_density
-from rl_stagger.resets.bring_up import BRING_UPS, Actor, SnapshotBringUp
-from rl_stagger.resets.config import LibraryConfig, ResetConfig, value_at
+from rl_stagger.envs.base import Capability, Obs, Step, VecEnv
+from rl_stagger.errors import ConfigError
+from rl_stagger.resets.adaptive import AdaptiveDensity
+from rl_stagger.resets.allocation import Layout, allocate, even_density
+from rl_stagger.resets.bring_up import BRING_UPS, Actor, SnapshotBringUp, random_actor
+from rl_stagger.resets.checks import check_capabilities, check_sizes
+from rl_stagger.resets.config import ResetConfig, config_of, value_at
 from rl_stagger.resets.coverage import phase_bins, total_variation
 from rl_stagger.resets.density import binned, density_over, first_share, nonincreasing
 from rl_stagger.resets.gates import GATES
 from rl_stagger.resets.library import StateLibrary
-from rl_stagger.resets.upkeep import REQUIRES as UPKEEP_REQUIRES
 from rl_stagger.resets.upkeep import Target, Upkeep
 from rl_stagger.rng import generator_state, make_generator, set_generator_state
 
@@ -64,7 +62,7 @@ class StaggeredResets(VecEnv):
             "warmup_actions": warmup_actions, "gate": gate, "gate_interval_steps": gate_interval_steps,
             "upkeep": upkeep,
         }  # fmt: skip
-        self._setup(env, _config_of({**parts, **more}), rollout_steps, seed, rank, world_size)
+        self._setup(env, config_of({**parts, **more}), rollout_steps, seed, rank, world_size)
 
     def _setup(
         self, env: VecEnv, config: ResetConfig, rollout_steps: int, seed: int, rank: int, world_size: int
@@ -80,8 +78,8 @@ class StaggeredResets(VecEnv):
         block = config.gate == "block"
         self.capabilities = env.capabilities - ({Capability.MANUAL_RESET} if block else set())
         self._total_envs = env.num_envs * world_size
-        self.num_groups = _check_sizes(config, env, rollout_steps, self._total_envs)
-        _check_capabilities(env, config)
+        self.num_groups = check_sizes(config, env, rollout_steps, self._total_envs)
+        check_capabilities(env, config)
         self.watch: Callable[[str], ContextManager[None]] = lambda name: nullcontext()
         """Times the resets that the rule makes by itself."""
         self._gate = GATES[config.gate](config.gate_interval_steps or rollout_steps, self._gate_capacity())
@@ -210,7 +208,8 @@ class StaggeredResets(VecEnv):
     def plan(self, iteration: int, rollout_steps: int) -> None:
         """What is scheduled for the coming iteration (0 for the first), whose rollout has `rollout_steps` steps."""
         c = self.config
-        if rollout_steps != self.rollout_steps:
+        other_steps = rollout_steps != self.rollout_steps
+        if other_steps:
             self.rollout_steps = rollout_steps
             self._gate.interval_steps = c.gate_interval_steps or rollout_steps
         groups, share = value_at(c.num_groups_schedule, iteration), value_at(c.horizon_share_schedule, iteration)
@@ -222,8 +221,9 @@ class StaggeredResets(VecEnv):
         if self._upkeep is None:
             return
         self._upkeep.horizon_rollouts = phase_bins(self._upkeep.target.period_steps, rollout_steps)
-        if changed and self._begun:
-            self._aim()
+        if self._begun and (changed or other_steps):
+            self._aim()  # at a gate, the period is a multiple of the interval
+        if self._begun and changed:
             self._upkeep.spread()
 
     def follow(self, phase: Tensor, error: Tensor, valid: Tensor) -> None:
@@ -267,7 +267,7 @@ class StaggeredResets(VecEnv):
         own_seed = seed + self.rank * RANK_STRIDE
         self._action_generator = make_generator(self.device, own_seed + 1)
         if self._upkeep is not None:
-            self._upkeep.generator = make_generator(self.device, own_seed + 2)
+            self._upkeep.seed(own_seed + 2)
 
     def set_evaluation(self, evaluating: bool) -> None:
         self.env.set_evaluation(evaluating)
@@ -367,7 +367,7 @@ class StaggeredResets(VecEnv):
             size = int(c.library.mib * 2**20)
             library = StateLibrary(self._num_bins, horizon, size, max(64, self.num_envs))
             if c.library.path is not None:
-                _fill(library, c.library.path, self.device)
+                library.load_from(c.library.path, self.device)
         self._library = library
         even = torch.full((self._num_bins,), 1.0 / self._num_bins, device=self.device)
         return Upkeep(
@@ -435,107 +435,4 @@ class StaggeredResets(VecEnv):
     def _warmup_actor(self) -> Actor:
         if self.config.warmup_actions == "policy" and self.actor is not None:
             return self.actor
-        return self._random_action
-
-    def _random_action(self, obs: Obs) -> Tensor:
-        """Uniform over the choices or bounds; standard normal where unbounded."""
-        spec, shape = self.spec.action, (self.num_envs,)
-        if isinstance(spec, Discrete):
-            return torch.randint(spec.n, shape, generator=self._action_generator, device=self.device)
-        low, high = spec.bounds(self.device)
-        shape = (self.num_envs, spec.size)
-        if not spec.bounded:
-            noise = torch.randn(shape, generator=self._action_generator, device=self.device)
-            return torch.minimum(torch.maximum(noise, low), high)
-        return low + (high - low) * torch.rand(shape, generator=self._action_generator, device=self.device)
-
-
-def _config_of(settings: Mapping[str, Any]) -> ResetConfig:
-    """ResetConfig of keyword arguments; nested parts may be dicts, tuples lists."""
-    names = {f.name for f in fields(ResetConfig)}
-    parts: Dict[str, Any] = {"adaptive": AdaptiveConfig, "library": LibraryConfig}
-    for key in settings:
-        if key not in names:
-            raise ConfigError(f"{key}={settings[key]!r}: StaggeredResets has no such setting; {nearest(key, names)}")
-    built: Dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in settings.items()}
-    for key, part in parts.items():
-        if isinstance(built.get(key), Mapping):
-            known = {f.name for f in fields(part)}
-            wrong = next((name for name in built[key] if name not in known), None)
-            if wrong is not None:
-                raise ConfigError(f"{key}.{wrong}={built[key][wrong]!r}: no such setting; {nearest(wrong, known)}")
-            built[key] = part(**built[key])
-    return ResetConfig(**built)
-
-
-def _fill(library: StateLibrary, path: str, device: torch.device) -> None:
-    """Load the states that another run has recorded."""
-    from rl_stagger.checkpoint import load_checkpoint, resolve_resume
-
-    checkpoint = resolve_resume(path, Path("runs"), key="reset.library.path")
-    saved = (load_checkpoint(checkpoint)["env"].get("upkeep") or {}).get("library")
-    if not saved:
-        raise ConfigError(
-            f"reset.library.path={path}: that run recorded no states; one with bring_up=snapshot or an upkeep does"
-        )
-    try:
-        library.load_state_dict(saved, device)
-    except ValueError as error:
-        raise ConfigError(
-            f"reset.library.path={path}: {error}; give both the same H, K and number of groups"
-        ) from error
-
-
-def _check_sizes(config: ResetConfig, env: VecEnv, rollout_steps: int, total_envs: int) -> int:
-    """N_B in force; 1 where nothing is spread."""
-    horizon = env.spec.horizon_steps
-    if rollout_steps < 1:
-        raise ConfigError(f"rollout_steps={rollout_steps}: at least 1")
-    if config.gate == "block" and horizon is not None and (config.gate_interval_steps or 1) > horizon:
-        raise ConfigError(
-            f"reset.gate_interval_steps={config.gate_interval_steps}: an episode lasts H={horizon} steps at most, all "
-            f"environments would wait at a closed gate; use at most {horizon}"
-        )
-    part = "bring_up" if config.bring_up != "none" else "upkeep"
-    chosen = config.bring_up if config.bring_up != "none" else config.upkeep_in_force
-    if chosen == "none":
-        return 1
-    if horizon is None:
-        raise ConfigError(
-            f"reset.{part}={chosen!r}: this task has no time limit to spread over; give it a horizon_steps "
-            "or use reset.bring_up=none (reset=synchronous)"
-        )
-    if horizon <= rollout_steps:
-        raise ConfigError(
-            f"rollout_steps={rollout_steps}: a rollout already holds the whole horizon H={horizon}, there is nothing "
-            f"to stagger; use rollout_steps < {horizon} or reset=synchronous"
-        )
-    later = [*(config.num_groups_schedule or ()), *(config.num_groups_by_return or ())]
-    for groups in [config.num_groups or 1, *(int(value) for _, value in later)]:
-        if groups > horizon:
-            raise ConfigError(f"reset.num_groups={groups}: at most one group a step, H={horizon}")
-    return min(config.num_groups or default_num_groups(horizon, rollout_steps), total_envs)
-
-
-def _check_capabilities(env: VecEnv, config: ResetConfig) -> None:
-    """Refuse what the simulator cannot do, naming what it can."""
-    for part, chosen, table in (("bring_up", config.bring_up, BRING_UPS), ("gate", config.gate, GATES)):
-        missing = table[chosen].requires - env.capabilities  # type: ignore[attr-defined]
-        if missing:
-            can = ", ".join(n for n, kind in table.items() if kind.requires <= env.capabilities)  # type: ignore[attr-defined]
-            raise _refusal(env, f"{part}={chosen!r}", missing, can)
-    schedules = config.num_groups_schedule or config.num_groups_by_return
-    if config.upkeep_in_force != "none" or schedules:
-        missing = UPKEEP_REQUIRES - env.capabilities
-        if missing:
-            what = f"upkeep={config.upkeep_in_force!r}" if not schedules else "num_groups_schedule"
-            raise _refusal(env, what, missing, "upkeep none, without schedules")
-    if config.upkeep_by == "snapshot" and Capability.SET_STATE not in env.capabilities:
-        raise _refusal(env, "upkeep_by='snapshot'", {Capability.SET_STATE}, "cut")
-
-
-def _refusal(env: VecEnv, what: str, missing: AbstractSet[Capability], possible: str) -> CapabilityError:
-    lacks = ", ".join(sorted(c.value for c in missing))
-    return CapabilityError(
-        f"reset.{what} needs '{lacks}', which {type(env.unwrapped).__name__} does not have; possible here: {possible}"
-    )
+        return random_actor(self.spec.action, self.num_envs, self.device, self._action_generator)

@@ -75,6 +75,10 @@ class Upkeep:
         self.spread_left = 0
         """So many of the next rollouts' ends restore the mixture, whatever the kind."""
 
+    def seed(self, seed: int) -> None:
+        if self.generator is not None:
+            self.generator.manual_seed(seed)
+
     def begin(self, spread_rollouts: int = 0) -> None:
         """Called after a bring-up; `spread_rollouts`: how long to spread what it left together."""
         self.steps_done = self.rollouts_done = 0

@@ -44,7 +44,28 @@ def test_trains_under_every_reset_rule(tmp_path: Path, reset: str) -> None:
     assert min(coverage) > 0.99 if reset.startswith("staggered") else coverage[0] == 0
 
 
-@pytest.mark.parametrize("reset", ["staggered", "staggered_block"])
+def test_recorded_states_spread_the_environments(tmp_path: Path) -> None:
+    train(tmp_path / "first", 6, "reset=snapshot")
+    coverage = [line["batch/coverage"] for line in comparable(tmp_path / "first")]
+    assert coverage[0] == 0
+    assert min(coverage[3:]) > 0.99, "after one horizon"
+    assert comparable(tmp_path / "first")[-1]["steps/warmup"] == 0
+    train(tmp_path / "second", 3, "reset=snapshot", f"reset.library.path={tmp_path / 'first'}")
+    assert min(line["batch/coverage"] for line in comparable(tmp_path / "second")) > 0.9, "at once"
+
+
+@pytest.mark.parametrize("reset", ["density", "adaptive", "upkept"])
+def test_a_mixture_is_held(tmp_path: Path, reset: str) -> None:
+    summary = train(tmp_path / "run", 8, f"reset={reset}", "num_envs=48")
+    lines = comparable(tmp_path / "run")
+    assert summary["status"] == "finished"
+    assert {line["episode/length_mean"] for line in lines} <= {None, 24.0}
+    if reset == "density":  # 1 + 3 u over thirds: 1.5, 2.5, 3.5 of 7.5
+        late = lines[-1]["batch/phase_histogram"]
+        assert sum(abs(share - want / 7.5) for share, want in zip(late, (1.5, 2.5, 3.5))) / 2 < 0.07
+
+
+@pytest.mark.parametrize("reset", ["staggered", "staggered_block", "density", "snapshot"])
 def test_resume_is_bitwise(tmp_path: Path, reset: str) -> None:
     train(tmp_path / "whole", 4, f"reset={reset}")
     train(tmp_path / "parts", 2, f"reset={reset}")

@@ -2,9 +2,13 @@
 
 import pytest
 import torch
+from helpers.toy_envs_runner import CounterEnv, small_tree
 
-from rl_stagger.errors import ConfigError
+import rl_stagger as rs
+from rl_stagger.config import build_config
+from rl_stagger.errors import CheckpointError, ConfigError
 from rl_stagger.resets.library import StateLibrary
+from rl_stagger.run_dir import read_metrics_lines
 
 CPU = torch.device("cpu")
 
@@ -79,3 +83,41 @@ def test_a_saved_library_is_the_same_and_stands_still():
     assert library().state_dict() == {}
     with pytest.raises(ValueError, match="it has 3 phase bins, this run has 4"):
         library(num_bins=4).load_state_dict(saved, CPU)
+
+
+def test_states_of_another_task_are_refused():
+    lib = library()
+    record(lib, [1, 5, 9])
+    values, phase = state([1, 5, 9])
+    other = {"pose": values["x"], "elapsed_steps": phase}
+    with pytest.raises(
+        ConfigError, match=r"of another task: elapsed_steps \[\], x \[2\] there, elapsed_steps \[\], pose \[2\]"
+    ):
+        lib.record(other, phase, torch.ones(3, dtype=torch.bool), torch.zeros(3))
+
+
+def test_a_library_comes_from_a_run_of_the_same_task(tmp_path):
+    rs.Runner(CounterEnv(6), build_config(small_tree(tmp_path / "first", "snapshot", iterations=4))).learn()
+    path = {"library": {"path": str(tmp_path / "first")}}
+    lines = []
+    for name, env in (("second", CounterEnv(6)), ("other", rs.make_env("pendulum", 6, horizon_steps=12))):
+        tree = small_tree(tmp_path / name, "snapshot", iterations=2)
+        tree["reset"].update(path)
+        runner = rs.Runner(env, build_config(tree))
+        if name == "other":
+            with pytest.raises(ConfigError, match="of another task"):
+                runner.learn()
+        else:
+            runner.learn()
+            lines = read_metrics_lines(tmp_path / name)
+    assert lines[0]["batch/coverage"] > 0.9, "spread in the first batch"
+    rs.Runner(CounterEnv(6), build_config(small_tree(tmp_path / "bare", iterations=1))).learn()
+    for where, match in (("bare", "that run recorded no states"), ("nowhere", "nowhere")):
+        tree = small_tree(tmp_path / "x", "snapshot")
+        tree["reset"]["library"] = {"path": str(tmp_path / where)}
+        with pytest.raises((ConfigError, CheckpointError), match=match):
+            rs.Runner(CounterEnv(6), build_config(tree))
+    tree = small_tree(tmp_path / "x", "snapshot", rollout_steps=2)
+    tree["reset"]["library"] = {"path": str(tmp_path / "first")}
+    with pytest.raises(ConfigError, match="it has 3 phase bins, this run has 6; give both the same H, K"):
+        rs.Runner(CounterEnv(6), build_config(tree))

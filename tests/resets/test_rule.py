@@ -187,6 +187,10 @@ def test_random_actions_of_a_warm_up_are_legal():
     assert (low >= torch.tensor([-1.0, 2.0])).all()
     assert (high <= torch.tensor([1.0, 5.0])).all()
     assert (high - low > torch.tensor([1.9, 2.9])).all(), "all of the range"
+    endless = Watching(Box(2, [-float("inf"), 0.0], float("inf")))
+    assert not endless.spec.action.bounded
+    rule_for(endless, 1, num_groups=2)
+    assert torch.cat(endless.seen).isfinite().all()
     half = Watching(Box(1, low=0.0))
     rule_for(half, 1, num_groups=2)
     assert torch.cat(half.seen).min() >= 0
