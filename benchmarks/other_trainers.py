@@ -190,7 +190,8 @@ def report(done: Dict[Any, Dict[str, Any]], args: argparse.Namespace) -> List[st
         f"N = {args.num_envs}, K = {ROLLOUT_STEPS}, H = 200, {one['iterations']} iterations, {one['steps_total']:,} "
         f"env steps each; two nets of 64, 64 tanh, learning rate {LEARNING_RATE} (the adaptive one by KL "
         "from there, SB3's constant), 4 epochs of 4 minibatches, otherwise the trainer's own defaults. The warm-up of "
-        f"the staggered runs took {one['steps_warmup']:,} env steps besides ({100 * one['steps_warmup'] / one['steps_total']:.1f} %). "
+        f"the staggered runs took {one['steps_warmup']:,} env steps besides "
+        f"({100 * one['steps_warmup'] / one['steps_total']:.1f} %). "
         f"Lowest coverage of any staggered batch: {shortest:.3f}.",
         "",
         "Final return: mean over the full episodes that ended in the last tenth of the iterations, summed in front of "

@@ -285,8 +285,9 @@ def where_rows(mask: Tensor, chosen: Dict[str, Tensor], other: Dict[str, Tensor]
 
 
 def _finite(bound: Bound) -> bool:
-    values = bound if isinstance(bound, (list, tuple)) else [bound]
-    return all(x is not None and math.isfinite(x) for x in values)
+    if bound is None:
+        return False
+    return all(math.isfinite(x) for x in (bound if isinstance(bound, (list, tuple)) else [bound]))  # type: ignore[arg-type]
 
 
 def _bound_tensor(bound: Bound, default: float, size: int, device: Union[torch.device, str]) -> Tensor:
