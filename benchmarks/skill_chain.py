@@ -33,7 +33,7 @@ ARMS = ("synchronous", "staggered")
 def train(run_dir: Path, overrides: List[str]) -> Dict[str, Any]:
     """One run in a process of its own; its summary. A finished run in the folder is taken as it is."""
     summary = run_dir / "summary.json"
-    if not summary.exists():
+    if not summary.exists() or json.loads(summary.read_text(encoding="utf-8"))["status"] != "finished":
         shutil.rmtree(run_dir, ignore_errors=True)
         command = [sys.executable, str(ROOT / "scripts" / "train.py"), "task=skill_chain", f"run_dir={run_dir}"]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}

@@ -66,9 +66,9 @@ class ResetConfig:
     """hold: steps between corrections by cuts; null: 1 for a density, K for groups."""
     upkeep_by: Literal["auto", "snapshot", "cut"] = "auto"
     """How environments are moved: into recorded states, or by early cuts alone; auto: states where they can be set."""
-    fresh_share: float = 0.05
-    """At least this share of the episodes begins at phase 0, whatever the density: they are the full ones that the
-    statistics count."""
+    whole_episode_share: float = 0.02
+    """Where a density is held: this share of the environments (at least one, if above 0) is never moved and plays whole
+    episodes from phase 0, so that the statistics have full ones to count."""
     library: LibraryConfig = field(default_factory=LibraryConfig)
     num_groups_schedule: Optional[Schedule] = None
     """[[iteration, N_B], ...]: N_B from that iteration on."""
@@ -108,7 +108,7 @@ class ResetConfig:
                 faults.append(
                     (name, value, "at least 1" + ("" if name == "upkeep_every_iters" else ", or null for the default"))
                 )
-        for name in ("random_share", "fresh_share", "upkeep_coverage"):
+        for name in ("random_share", "whole_episode_share", "upkeep_coverage"):
             if not 0.0 <= getattr(self, name) <= 1.0:
                 faults.append((name, getattr(self, name), "a share between 0 and 1"))
         capacity = self.gate_capacity

@@ -378,7 +378,7 @@ class StaggeredResets(VecEnv):
             c.upkeep_interval_steps,
             c.upkeep_every_iters,
             c.upkeep_coverage,
-            c.fresh_share,
+            max(1, round(c.whole_episode_share * env.num_envs)) if c.holds_density and c.whole_episode_share else 0,
             seed,
             lambda name: self.watch(name),
         )

@@ -57,15 +57,19 @@ class Upkeep:
         interval_steps: Optional[int],
         every_iters: int,
         coverage_bound: float,
-        fresh_share: float,
+        left_alone: int,
         seed: int,
         watch: Callable[[str], ContextManager[None]],
     ) -> None:
-        """`library`: None where states cannot be set; then early cuts alone do it."""
+        """`library`: None where states cannot be set; then early cuts alone do it. `left_alone`: so many environments
+        are never moved."""
         assert env.spec.horizon_steps is not None
         self.env, self.kind, self.target, self.library = env, kind, target, library
         self.interval_steps = interval_steps
-        self.every_iters, self.coverage_bound, self.fresh_share = every_iters, coverage_bound, fresh_share
+        self.every_iters, self.coverage_bound = every_iters, coverage_bound
+        index = torch.arange(env.num_envs, device=env.device)
+        self.left_alone = (index + 1) * left_alone // env.num_envs > index * left_alone // env.num_envs
+        """[N] bool, environments that are never moved: so many, evenly among all."""
         self.horizon_steps: int = env.spec.horizon_steps
         self.generator = make_generator(env.device, seed)
         self.watch = watch
@@ -144,11 +148,10 @@ class Upkeep:
         env, wanted = self.env, self.target.wanted
         counted = torch.ones_like(step.done) if waiting is None else ~waiting
         started = step.info["reset"]
-        fresh = started & (self._rand(env.num_envs) < self.fresh_share)
-        free = started & ~fresh & counted
+        free = started & counted & ~self.left_alone
         seated = counted & ~free
         # Where only the clock was written, the state is another than the clock says: such rows keep their place.
-        movable = seated & (clock == phase) & ~started
+        movable = seated & (clock == phase) & ~self.left_alone
         if not may_cut:
             movable = torch.zeros_like(movable)
         bins, first_bin, library_bins, can_start = self._frame(clock)

@@ -119,7 +119,8 @@ def test_no_length_but_the_true_one_is_reported(density, gate):
         # The sum of 1 .. 40.
         assert (line["episode/length_mean"], line["episode/return_mean"]) in ((40.0, 820.0), (None, None))
         assert line["episode/terminated_count"] == 0
-    assert full > 5, "fresh_share keeps some starts at phase 0"
+    # 2 % of 128 are 3 environments, which play 200 / 40 episodes each but for the first they are found in.
+    assert full >= 3 * 4
     assert partial > full
 
 
@@ -289,7 +290,7 @@ def test_the_curriculum_plays_early_segments_first(without):
     rule = StaggeredResets(env, 10, horizon_share_schedule=[[0, 0.3], [10, 1.0]])
     found = batches(rule, 40, plan=True)
     for histogram, _ in found[1:10]:
-        assert float(histogram[4:].sum()) < 0.01
+        assert float(histogram[4:].sum()) < 0.03
         assert float((histogram[:3] - 1 / 3).abs().max()) < 0.08
     assert min(coverages(found)[25:]) > 0.97
 
@@ -352,7 +353,7 @@ def test_the_union_over_ranks_holds_the_mixture(settings, world_size):
         ({"adaptive": {"flor": 0}}, r"adaptive\.flor=0: no such setting; did you mean 'floor'"),
         ({"library": {"mib": 0}}, r"reset\.library\.mib=0: above 0"),
         ({"upkeep_coverage": 2}, r"reset\.upkeep_coverage=2: a share between 0 and 1"),
-        ({"fresh_share": -1}, r"reset\.fresh_share=-1: a share"),
+        ({"whole_episode_share": -1}, r"reset\.whole_episode_share=-1: a share"),
         ({"upkeep_every_iters": 0}, r"reset\.upkeep_every_iters=0: at least 1"),
         ({"num_group": 3}, "num_group=3: StaggeredResets has no such setting; did you mean 'num_groups'"),
         ({"gate": "block", "gate_capacity": 0}, r"reset\.gate_capacity=0: at least 1, group, or null"),
