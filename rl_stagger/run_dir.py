@@ -36,7 +36,8 @@ def new_run_dir(config: Config) -> Path:
             go_on = f"continue it with resume=latest run_dir={path}, or " if any(path.glob("checkpoints/*.pt")) else ""
             raise ConfigError(f"run_dir={path}: this folder holds a run already; {go_on}give another folder")
         return _make(path, exist_ok=True)
-    name = config.run_name or f"{config.reset.name}_seed{config.seed}"
+    # A rule's name holds what was changed in it, maybe an expression: blanks, stars and brackets trouble a shell.
+    name = config.run_name or re.sub(r"[^\w.,=+-]+", "", f"{config.reset.name}_seed{config.seed}")
     wanted = task_folder(config) / f"{name}_{time.strftime('%Y-%m-%d_%H-%M-%S')}"
     path, copies = wanted, 1
     while True:

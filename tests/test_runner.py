@@ -6,6 +6,7 @@ import json
 import math
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -724,3 +725,12 @@ def test_a_checkpoint_of_an_earlier_version_is_refused_by_name(tmp_path):
     with pytest.raises(CheckpointError, match=r"written by an earlier version.*load_policy still work"):
         rs.Runner(CounterEnv(6), small_config(tmp_path, resume=str(path), iterations=4))
     rs.load_policy(path)
+
+
+@pytest.mark.parametrize("density", ["'1 + 3 * u'", "[1,2,4]", "'exp(-4 * u) / 2'"])
+def test_a_folder_named_after_an_expression_is_one_word_for_a_shell(tmp_path, monkeypatch, density):
+    monkeypatch.chdir(tmp_path)
+    config = rs.load_config(["task=skill_chain", "reset=density", f"reset.density={density}", "iterations=1", *QUIET,
+                             "num_envs=8"])  # fmt: skip
+    run_dir = rs.Runner(rs.make_env("skill_chain", 8), config).learn().run_dir
+    assert re.fullmatch(r"density,density=[\w.,=+-]+_seed0_[\d_-]+", run_dir.name)
