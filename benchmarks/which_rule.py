@@ -3,7 +3,8 @@ docs/which_rule.md.
 
     python benchmarks/which_rule.py --seeds 5 --jobs 2
 
-Writes benchmarks/results/which_rule.md and .json. About 10 s of one core a run; finished runs are taken as they are.
+Writes benchmarks/results/which_rule.md and .json and docs/images/rules.png. About 15 s of one core a run; finished runs
+are taken as they are.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import platform
+import re
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,6 +22,7 @@ import torch
 from skill_chain import RESULTS, ROOT, interval_text, train
 
 import rl_stagger
+from rl_stagger.logging.curves import draw_comparison
 from rl_stagger.logging.writers import read_json_lines
 
 RULES: Dict[str, List[str]] = {
@@ -48,6 +51,7 @@ CELLS: Dict[str, Dict[str, Any]] = {
 }
 """What differs from the base: gating 1, reset noise 0, H/K = 20 (H = 200, K = 10)."""
 FIRST_CELL_ONLY = ("block", "early density", "curriculum")
+PICTURED = ("synchronous", "random clock", "snapshot", "late density")
 REACHED = 120.0
 
 
@@ -90,7 +94,7 @@ def main() -> None:
         if cell == args.cells[0] or rule not in FIRST_CELL_ONLY
     ]
     jobs = {key: overrides_of(key[1], key[0], key[2], args.num_envs) for key in keys}
-    folders = {key: args.runs / f"{key[0]}_{key[1]}_seed{key[2]}".replace(" ", "_").replace("/", "") for key in jobs}
+    folders = {key: args.runs / re.sub(r"[^\w.]+", "_", f"{key[0]}_{key[1]}_seed{key[2]}") for key in jobs}
     with ThreadPoolExecutor(args.jobs) as pool:
         done = dict(zip(jobs, pool.map(lambda key: train(folders[key], jobs[key]), jobs)))
 
@@ -150,6 +154,8 @@ def main() -> None:
     RESULTS.mkdir(parents=True, exist_ok=True)
     (RESULTS / "which_rule.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
     (RESULTS / "which_rule.json").write_text(json.dumps({"command": command, "runs": rows}, indent=1) + "\n")
+    pictured = {rule: folders[first, rule, 0] for rule in PICTURED if (first, rule, 0) in folders}
+    draw_comparison(pictured, ROOT / "docs" / "images" / "rules.png", window=(1, min(80, one["iterations"])))
     print("\n".join(lines))
 
 
