@@ -50,7 +50,7 @@ CELLS: Dict[str, Dict[str, Any]] = {
     "H/K = 2": {"rollout_steps": 100},
 }
 """What differs from the base: gating 1, reset noise 0, H/K = 20 (H = 200, K = 10)."""
-FIRST_CELL_ONLY = ("block", "early density", "curriculum")
+FIRST_CELL_ONLY = ("clock", "block", "mixed", "snapshot", "early density", "curriculum")
 PICTURED = ("synchronous", "random clock", "snapshot", "late density")
 REACHED = 120.0
 

@@ -137,7 +137,9 @@ class Config:
             faults.append(("run_dir", "", "a folder, or null"))
         if self.run_name is not None and not re.fullmatch(r"[\w.,=+-]+", self.run_name):
             faults.append(("run_name", self.run_name, "letters, digits and . , = + - _ only"))
-        faults += check_schedule("rollout_steps_schedule", self.rollout_steps_schedule, whole=True)
+        schedule = check_schedule("rollout_steps_schedule", self.rollout_steps_schedule, whole=True)
+        if schedule:
+            return [*faults, *schedule]
         rows, parts = self.num_envs * self.least_rollout_steps, self.algorithm.minibatches
         if parts >= 1 and rows // parts < 2 and rows >= 1:
             right = f"num_envs * rollout_steps = {rows} rows make at most {max(1, rows // 2)} minibatches of 2 or more"

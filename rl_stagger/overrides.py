@@ -40,7 +40,9 @@ def compose(overrides: Sequence[str] = ()) -> Dict[str, Any]:
 def name_rule(tree: Dict[str, Any], overrides: Sequence[str]) -> Dict[str, Any]:
     """A named reset rule of which a part was changed says so in its name: staggered,allocation=random."""
     changed = [
-        override.lstrip("+")[len("reset.") :] for override in overrides if override.lstrip("+").startswith("reset.")
+        override.lstrip("+")[len("reset.") :].replace("'", "")
+        for override in overrides
+        if override.lstrip("+").startswith("reset.") and not override.lstrip("+").startswith("reset.library.")
     ]
     if not changed or any(part.startswith("name=") for part in changed):
         return tree
@@ -62,6 +64,10 @@ def hydra_configs() -> Iterator[None]:
         GlobalHydra.instance().hydra = outer
 
 
+AS_WRITTEN = ("resume", "run_dir", "reset.library.path", "reset.density")
+"""Their values may hold what Hydra's grammar reads otherwise: = , ( ) and blanks."""
+
+
 def rewrite_overrides(overrides: Sequence[str]) -> List[str]:
     """`task=module:Class` becomes the group option "custom" with that name."""
     rewritten: List[str] = []
@@ -71,6 +77,9 @@ def rewrite_overrides(overrides: Sequence[str]) -> List[str]:
             rewritten += ["task=custom", f"task.name='{value}'"]
         elif key.startswith("task.settings."):
             rewritten.append(f"++{override}")  # the task itself judges its settings, and names the nearest
+        elif key in AS_WRITTEN and re.search(r"[^\w./~-]", value) and value[0] not in "'\"[":
+            escaped = value.replace("\\", "\\\\").replace("'", "\\'")
+            rewritten.append(f"{key}='{escaped}'")  # a path or an expression is no sweep and no function of Hydra's
         else:
             rewritten.append(override)
     return rewritten

@@ -152,7 +152,7 @@ class Reporter:
         """Say once each what a user would otherwise find out late."""
         at = f"iteration {metrics['iteration']}"
         coverage, reset = metrics.get("batch/coverage"), self.config.reset
-        spread = reset.bring_up == "warmup" and reset.upkeep_in_force == "none" and reset.num_groups is None
+        spread = reset.bring_up == "warmup" and reset.upkeep_in_force == "none" and reset.has_all_groups
         if spread and coverage is not None and coverage < SPREAD_LOST_COVERAGE:
             self._once(
                 f"note: {at}: coverage of the horizon is down to {coverage:.2f}. Episodes that end early bring "

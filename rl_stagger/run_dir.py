@@ -37,7 +37,7 @@ def new_run_dir(config: Config) -> Path:
             raise ConfigError(f"run_dir={path}: this folder holds a run already; {go_on}give another folder")
         return _make(path, exist_ok=True)
     # A rule's name holds what was changed in it, maybe an expression: blanks, stars and brackets trouble a shell.
-    name = config.run_name or re.sub(r"[^\w.,=+-]+", "", f"{config.reset.name}_seed{config.seed}")
+    name = config.run_name or re.sub(r"[^\w.,=+-]+", "", f"{config.reset.name[:120]}_seed{config.seed}")
     wanted = task_folder(config) / f"{name}_{time.strftime('%Y-%m-%d_%H-%M-%S')}"
     path, copies = wanted, 1
     while True:

@@ -62,11 +62,19 @@ class Runner:
         cfg, seed = self.config, self.config.seed
         if not isinstance(env, StaggeredResets):
             env = wrap_phase_encoding(env, cfg.phase_encoding)
-            env = StaggeredResets.from_config(env, cfg.reset, cfg.rollout_steps, seed)
+            # A checkpoint brings its own recorded states.
+            library = cfg.reset.library if resume is None else dataclasses.replace(cfg.reset.library, path=None)
+            rule = dataclasses.replace(cfg.reset, library=library)
+            env = StaggeredResets.from_config(env, rule, cfg.rollout_steps, seed)
         elif env.rollout_steps != cfg.rollout_steps:
             raise ConfigError(
                 f"rollout_steps={cfg.rollout_steps}: the StaggeredResets given was built with {env.rollout_steps}"
             )
+        for _, steps in cfg.rollout_steps_schedule or ():
+            try:
+                env.check_rollout_steps(int(steps))
+            except ConfigError as error:
+                raise ConfigError(f"rollout_steps_schedule: {error}") from error
         self.env, self.device = env, env.device
         self.notes += [f"reset rule {env.describe()}", *env.notes]
         if resume is None:
@@ -252,6 +260,7 @@ class Runner:
             reset=reset,
             phase_encoding=encoding_in_force(inner, config.phase_encoding, can_wrap=inner is env),
             num_envs=env.num_envs,
+            rollout_steps=config.rollout_steps_at(0),
             device=str(env.device),
         )
         check_config(in_force)
@@ -294,9 +303,15 @@ def _first_notes(env: StaggeredResets, config: Config) -> List[str]:
     warmup, rows = env.warmup_bound_steps, env.num_envs * config.rollout_steps
     if warmup:
         share = warmup / (rows * config.iterations)
-        cheaper = "; reset.bring_up=clock costs none, at a price" if share > WARMUP_WARNING_SHARE else ""
+        free = "snapshot" if Capability.SET_STATE in env.capabilities else "clock"
+        cheaper = f"; reset.bring_up={free} costs none" if share > WARMUP_WARNING_SHARE else ""
         notes.append(f"warming up with {warmup:,} env steps, {100 * share:.0f} % of this training{cheaper}")
-    if env.spec.horizon_steps is not None and env.spec.horizon_steps > config.rollout_steps:
+    if env.left_alone:
+        notes.append(
+            f"{env.left_alone} of {env.num_envs} environments play whole episodes; returns and lengths are of these "
+            "(reset.whole_episode_share)"
+        )
+    elif env.spec.horizon_steps is not None and env.spec.horizon_steps > config.rollout_steps:
         first = -(-env.spec.horizon_steps // config.rollout_steps)
         notes.append(f"episodes of full length first end at iteration {first}")
     if env.spec.phase_columns:

@@ -367,3 +367,28 @@ def test_configs_are_found_from_anywhere(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert load_config(["seed=3"]).seed == 3
     assert Path(config_dir()).is_absolute()
+
+
+@pytest.mark.parametrize(
+    "given, path, value",
+    [
+        ("resume=runs/a/density,density=1,2,4_seed0", ("resume",), "runs/a/density,density=1,2,4_seed0"),
+        ("resume='runs/a b'", ("resume",), "runs/a b"),
+        ("resume=latest", ("resume",), "latest"),
+        ("run_dir=/tmp/it's (mine)", ("run_dir",), "/tmp/it's (mine)"),
+        ("reset.library.path=runs/x,y=1", ("reset", "library", "path"), "runs/x,y=1"),
+        ("reset.density=exp(-3*u)", ("reset", "density"), "exp(-3*u)"),
+        ("reset.density=[1,2,4]", ("reset", "density"), [1, 2, 4]),
+        ("reset.density='1 + 3 * u'", ("reset", "density"), "1 + 3 * u"),
+    ],
+)
+def test_paths_and_expressions_are_taken_as_they_are_written(given, path, value):
+    tree = compose(["reset=density", given])
+    for key in path:
+        tree = tree[key]
+    assert tree == value
+
+
+def test_a_rules_name_holds_no_path():
+    tree = compose(["reset=snapshot", "reset.library.path=runs/skill_chain/x", "reset.num_groups=4"])
+    assert tree["reset"]["name"] == "snapshot,num_groups=4"

@@ -23,7 +23,7 @@ import rl_stagger as rs
 from rl_stagger.checkpoint import list_checkpoints, load_checkpoint
 from rl_stagger.config import build_config, to_tree
 from rl_stagger.envs.base import Capability
-from rl_stagger.errors import CheckpointError
+from rl_stagger.errors import CheckpointError, ConfigError
 from rl_stagger.evaluate import EvaluateConfig, evaluate_run
 from rl_stagger.run_dir import read_metrics_lines
 
@@ -734,3 +734,28 @@ def test_a_folder_named_after_an_expression_is_one_word_for_a_shell(tmp_path, mo
                              "num_envs=8"])  # fmt: skip
     run_dir = rs.Runner(rs.make_env("skill_chain", 8), config).learn().run_dir
     assert re.fullmatch(r"density,density=[\w.,=+-]+_seed0_[\d_-]+", run_dir.name)
+
+
+@pytest.mark.parametrize(
+    "reset, schedule, match",
+    [
+        ("staggered_block", [[1, 80]], "rollout_steps_schedule: rollout_steps=80: a gate"),
+        ("staggered", [[1, 12]], "rollout_steps_schedule: rollout_steps=12: a rollout"),
+        ("staggered", [[0, float("inf")]], "rollout_steps_schedule=.*: a list of pairs"),
+    ],
+)
+def test_a_scheduled_rollout_is_judged_at_the_start(reset, schedule, match):
+    with pytest.raises(ConfigError, match=match):
+        rs.Runner(CounterEnv(6), small_config(None, reset=reset, rollout_steps_schedule=schedule))
+
+
+def test_a_schedule_from_the_first_iteration_on_is_what_the_run_begins_with(tmp_path):
+    config = small_config(
+        tmp_path, reset="synchronous", rollout_steps=50, rollout_steps_schedule=[[0, 4]], iterations=3
+    )
+    runner = rs.Runner(CounterEnv(6), config)
+    runner.learn()
+    assert runner.config.rollout_steps == 4
+    assert [line["batch/coverage"] for line in read_metrics_lines(tmp_path)] == [0.0] * 3, (
+        "three windows of 4 in H = 12"
+    )

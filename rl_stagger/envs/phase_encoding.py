@@ -38,8 +38,8 @@ class PhaseEncodingConfig:
         faults: List[Tuple[str, object, str]] = []
         if self.kind not in get_args(Kind):
             faults.append(("kind", self.kind, nearest(self.kind, get_args(Kind))))
-        if self.num_frequencies < 1:
-            faults.append(("num_frequencies", self.num_frequencies, "at least 1"))
+        if not 1 <= self.num_frequencies <= 1000:
+            faults.append(("num_frequencies", self.num_frequencies, "between 1 and 1000"))
         if not 0.0 <= self.critic_l2 < math.inf:
             faults.append(("critic_l2", self.critic_l2, "at least 0, e.g. 0.001"))
         elif self.critic_l2 > 0.0 and self.kind == "none":

@@ -28,6 +28,7 @@ _HOSTS = (
     ("gymnasium", "VectorEnv", "gymnasium_env"),
 )
 """(package, class, module of this folder). Where several fit, the first here counts."""
+MOST_WRAPPERS = 32
 
 
 def stagger(
@@ -52,6 +53,15 @@ def stagger(
         if env.stagger is not None:
             raise ConfigError(f"env={type(env).__name__}: it is staggered already ({env.stagger.describe()})")
         return env.restaggered(rule)
+    inner = env
+    for _ in range(MOST_WRAPPERS):
+        inner = next((x for x in (vars(inner).get(name) for name in ("env", "venv", "_env")) if x is not None), None)
+        if inner is None or not hasattr(inner, "__dict__"):
+            break
+        if isinstance(inner, HostView) and inner.stagger is not None:
+            raise ConfigError(
+                f"env={type(env).__name__}: what it wraps is staggered already ({inner.stagger.describe()})"
+            )
     classes = [(cls.__module__.split(".")[0], cls.__name__) for cls in type(env).__mro__]
     for package, name, module in _HOSTS:
         if (package, name) in classes:

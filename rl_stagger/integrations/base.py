@@ -285,6 +285,15 @@ def _as_usual() -> Iterator[None]:
 
 
 # -- Gymnasium spaces, for the hosts that speak them -------------------------------------------------------------------
+def horizon_in_force(asked: Optional[int], found: Optional[int]) -> Optional[int]:
+    """H: what the environment says, or what was asked for where it says nothing. ConfigError where they differ."""
+    if asked is not None and (not isinstance(asked, int) or asked < 1):
+        raise ConfigError(f"horizon_steps={asked!r}: a whole number of at least 1, or None")
+    if asked is not None and found is not None and asked != found:
+        raise ConfigError(f"horizon_steps={asked}: the environment says its own, {found}")
+    return found if asked is None else asked
+
+
 def spec_of_spaces(obs_space: Any, action_space: Any, horizon_steps: Optional[int]) -> EnvSpec:
     """Our spec of one environment's Gymnasium spaces. An action space that we have no word for is a Box of its size:
     actions pass through untouched and warm-ups sample the host's own space."""

@@ -27,6 +27,7 @@ from rl_stagger.integrations.base import (
     action_of_array,
     arrays_of_tensors,
     gymnasium_spaces,
+    horizon_in_force,
     obs_groups,
     spec_of_spaces,
     tensors_of_arrays,
@@ -60,7 +61,9 @@ class FromGymnasium(HostEnv):
         if self.mode is AutoresetMode.DISABLED:
             has.add(Capability.MANUAL_RESET)
         self.groups = obs_groups(host.single_observation_space)
-        spec = spec_of_spaces(host.single_observation_space, host.single_action_space, horizon_steps or limit)
+        spec = spec_of_spaces(
+            host.single_observation_space, host.single_action_space, horizon_in_force(horizon_steps, limit)
+        )
         super().__init__(host, host.num_envs, "cpu", spec, frozenset(has))
         self.next_reset: Dict[str, Any] = {}
         """Seed and options of the next full reset."""

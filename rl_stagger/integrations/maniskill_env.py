@@ -24,7 +24,7 @@ from torch import Tensor
 
 from rl_stagger.envs.base import Capability, Obs, Step, where_rows
 from rl_stagger.errors import ConfigError
-from rl_stagger.integrations.base import HostEnv, HostView, Rule
+from rl_stagger.integrations.base import HostEnv, HostView, Rule, horizon_in_force
 from rl_stagger.integrations.lookup import by_index, horizon_of, wrappers_of
 from rl_stagger.integrations.nested import Layout, sample_boxes, spec_of
 from rl_stagger.resets.rule import StaggeredResets
@@ -57,7 +57,9 @@ class FromManiSkill(HostEnv):
         self.layout = Layout(first)
         self.last_obs = self.layout.tensors(first)
         has = frozenset({Capability.PARTIAL_RESET, Capability.SET_CLOCK, Capability.FINAL_OBS})
-        spec = spec_of(self.last_obs, host.single_action_space, horizon_steps or horizon_of(wrappers_of(host)[1:]))
+        spec = spec_of(
+            self.last_obs, host.single_action_space, horizon_in_force(horizon_steps, horizon_of(wrappers_of(host)[1:]))
+        )
         super().__init__(host, base.num_envs, host.device, spec, has)
         self.next_reset: Dict[str, Any] = {}
         """Seed and options of the next full reset."""

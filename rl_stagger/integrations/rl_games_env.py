@@ -23,7 +23,7 @@ from torch import Tensor
 
 from rl_stagger.envs.base import Capability, Obs, Step, VecEnv, where_rows
 from rl_stagger.errors import ConfigError
-from rl_stagger.integrations.base import HostEnv, HostView, Rule, action_of_array, gymnasium_spaces
+from rl_stagger.integrations.base import HostEnv, HostView, Rule, action_of_array, gymnasium_spaces, horizon_in_force
 from rl_stagger.integrations.lookup import by_index, clock_of, horizon_of, reset_isaac_lab, wrappers_of
 from rl_stagger.integrations.nested import Layout, spec_of
 
@@ -55,7 +55,7 @@ class FromRlGames(HostEnv):
             has.add(Capability.PARTIAL_RESET)
         if clock_of(self._inside, num_envs) is not None:
             has.add(Capability.SET_CLOCK)
-        horizon = horizon_steps or horizon_of(self._inside)
+        horizon = horizon_in_force(horizon_steps, horizon_of(self._inside))
         spec = spec_of(self.last_obs, host.get_env_info()["action_space"], horizon)
         super().__init__(host, num_envs, policy.device, spec, frozenset(has))
 

@@ -26,6 +26,7 @@ from rl_stagger.integrations.base import (
     action_of_array,
     arrays_of_tensors,
     gymnasium_spaces,
+    horizon_in_force,
     obs_groups,
     spec_of_spaces,
     tensors_of_arrays,
@@ -55,7 +56,7 @@ class FromSb3(HostEnv):
             if limit is not None:
                 has.add(Capability.SET_CLOCK)
         self.groups = obs_groups(host.observation_space)
-        spec = spec_of_spaces(host.observation_space, host.action_space, horizon_steps or limit)
+        spec = spec_of_spaces(host.observation_space, host.action_space, horizon_in_force(horizon_steps, limit))
         super().__init__(host, host.num_envs, "cpu", spec, frozenset(has))
 
     def set_elapsed_steps(self, steps: Tensor, env_mask: Optional[Tensor] = None) -> None:

@@ -24,7 +24,7 @@ from skrl.envs.wrappers.torch.base import Wrapper
 from torch import Tensor
 
 from rl_stagger.envs.base import Capability, Obs, Step, VecEnv, where_rows
-from rl_stagger.integrations.base import HostEnv, HostView, Rule, action_of_array, gymnasium_spaces
+from rl_stagger.integrations.base import HostEnv, HostView, Rule, action_of_array, gymnasium_spaces, horizon_in_force
 from rl_stagger.integrations.lookup import by_index, clock_of, horizon_of, reset_isaac_lab, wrappers_of
 from rl_stagger.integrations.nested import spec_of
 
@@ -49,7 +49,7 @@ class FromSkrl(HostEnv):
             has.add(Capability.PARTIAL_RESET)
         if clock_of(self._inside, num_envs) is not None:
             has.add(Capability.SET_CLOCK)
-        spec = spec_of(self.last_obs, host.action_space, horizon_steps or horizon_of(self._inside))
+        spec = spec_of(self.last_obs, host.action_space, horizon_in_force(horizon_steps, horizon_of(self._inside)))
         super().__init__(host, num_envs, host.device, spec, frozenset(has))
 
     @property

@@ -46,7 +46,8 @@ def density_of_signal(signal: Tensor, seen: Tensor, temperature: float, floor: f
     count = seen.sum().clamp(min=1)
     mean = torch.where(seen, signal, torch.zeros_like(signal)).sum() / count
     filled = torch.where(seen, signal, mean)
-    scaled = (filled / mean.clamp(min=1e-12)).clamp(min=0.0).pow(1.0 / temperature)
+    # Over the largest: a power of a number up to 1 cannot overflow.
+    scaled = (filled / filled.max().clamp(min=1e-12)).clamp(min=0.0).pow(1.0 / temperature)
     total = scaled.sum()
     even = torch.full_like(signal, 1.0 / signal.shape[0])
     share = torch.where(total > 0, scaled / total.clamp(min=1e-12), even)

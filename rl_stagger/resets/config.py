@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, fields
 from typing import Any, Dict, List, Literal, Mapping, Optional, Sequence, Tuple, Union
 
@@ -9,7 +10,7 @@ from rl_stagger.errors import ConfigError, nearest
 from rl_stagger.resets.adaptive import AdaptiveConfig
 from rl_stagger.resets.allocation import ALLOCATIONS
 from rl_stagger.resets.bring_up import BRING_UPS
-from rl_stagger.resets.density import density_over, first_share
+from rl_stagger.resets.density import density_over
 from rl_stagger.resets.gates import GATES
 from rl_stagger.resets.upkeep import UPKEEPS
 
@@ -27,7 +28,7 @@ class LibraryConfig:
     """A run or a checkpoint of the same task, whose states this run begins with."""
 
     def check(self) -> List[Tuple[str, object, str]]:
-        return [] if self.mib > 0 else [("mib", self.mib, "above 0, e.g. 16")]
+        return [] if 0 < self.mib < math.inf else [("mib", self.mib, "above 0, e.g. 16")]
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,11 @@ class ResetConfig:
         return self.allocation in ("density", "adaptive") or self.horizon_share_schedule is not None
 
     @property
+    def has_all_groups(self) -> bool:
+        """Whether nothing asks for fewer groups than a horizon has rollouts."""
+        return self.num_groups is None and self.num_groups_schedule is None and self.num_groups_by_return is None
+
+    @property
     def upkeep_in_force(self) -> str:
         if self.upkeep != "auto":
             return self.upkeep
@@ -104,15 +110,15 @@ class ResetConfig:
                 faults.append((name, getattr(self, name), nearest(getattr(self, name), valid)))
         for name in ("num_groups", "gate_interval_steps", "upkeep_interval_steps", "upkeep_every_iters"):
             value = getattr(self, name)
-            if value is not None and value < 1:
+            if value is not None and (not isinstance(value, int) or value < 1):
                 faults.append(
                     (name, value, "at least 1" + ("" if name == "upkeep_every_iters" else ", or null for the default"))
                 )
         for name in ("random_share", "whole_episode_share", "upkeep_coverage"):
-            if not 0.0 <= getattr(self, name) <= 1.0:
+            if not _is_number(getattr(self, name)) or not 0.0 <= getattr(self, name) <= 1.0:
                 faults.append((name, getattr(self, name), "a share between 0 and 1"))
         capacity = self.gate_capacity
-        if capacity is not None and capacity != "group" and (isinstance(capacity, str) or capacity < 1):
+        if capacity is not None and capacity != "group" and (not isinstance(capacity, int) or capacity < 1):
             faults.append(("gate_capacity", capacity, "at least 1, group, or null for all that wait"))
         faults += self._check_density()
         faults += check_schedule("num_groups_schedule", self.num_groups_schedule, whole=True)
@@ -122,6 +128,11 @@ class ResetConfig:
             faults.append(
                 ("num_groups_by_return", self.num_groups_by_return, "null where num_groups_schedule is given")
             )
+        states = self.bring_up == "snapshot" or self.upkeep_in_force != "none"
+        if self.library.path is not None and not states:
+            faults.append(
+                ("library.path", self.library.path, "null, or bring_up=snapshot or an upkeep that use states")
+            )
         for name, part in (("adaptive", self.adaptive), ("library", self.library)):
             faults += [(f"{name}.{key}", value, right) for key, value, right in part.check()]
         return faults
@@ -130,16 +141,19 @@ class ResetConfig:
         if self.allocation == "density" and self.density is None:
             return [("density", None, "allocation=density needs weights [1,2,4] or an expression like '1 + 3 * u'")]
         if self.allocation != "density" and self.density is not None:
-            return [("density", self.density, f"null, or allocation=density (it is {self.allocation})")]
+            right = f"null, or allocation=density (reset=density); the allocation is {self.allocation}"
+            return [("density", self.density, right)]
         if self.upkeep == "none" and self.allocation == "adaptive":
             return [("upkeep", "none", "auto or hold: allocation=adaptive moves environments while it trains")]
         if self.upkeep == "none" and self.horizon_share_schedule is not None:
             return [("upkeep", "none", "auto or hold: horizon_share_schedule cuts episodes")]
         if self.density is not None:
+            if not isinstance(self.density, (str, tuple)) or any(
+                not _is_number(w) for w in self.density if not isinstance(self.density, str)
+            ):
+                return [("density", self.density, "weights like [1,2,4], or an expression like '1 + 3 * u'")]
             try:
-                density = density_over(self.density, 1_000)
-                for _, share in self.horizon_share_schedule or ():
-                    first_share(density, share)
+                density_over(self.density, max(1_000, len(self.density)))
             except ValueError as error:
                 return [("density", self.density, str(error))]
         return []
@@ -163,14 +177,20 @@ def config_of(settings: Mapping[str, Any]) -> ResetConfig:
     return ResetConfig(**built)
 
 
+def _is_number(x: Any) -> bool:
+    return isinstance(x, (int, float)) and not isinstance(x, bool) and math.isfinite(x)
+
+
 def check_schedule(
     name: str, schedule: Optional[Sequence[Sequence[float]]], whole: bool
 ) -> List[Tuple[str, object, str]]:
     """Faults of a schedule of whole numbers of at least 1, or of shares above 0 and at most 1."""
     if schedule is None:
         return []
+    if not isinstance(schedule, (list, tuple)) or any(not isinstance(pair, (list, tuple)) for pair in schedule):
+        return [(name, schedule, "a list of pairs [from, value], e.g. [[0,4],[100,20]]")]
     shown = [list(pair) for pair in schedule]
-    if not schedule or any(len(pair) != 2 for pair in schedule):
+    if not schedule or any(len(pair) != 2 or not all(_is_number(x) for x in pair) for pair in schedule):
         return [(name, shown, "a list of pairs [from, value], e.g. [[0,4],[100,20]]")]
     starts, values = [pair[0] for pair in schedule], [pair[1] for pair in schedule]
     if any(b <= a for a, b in zip(starts, starts[1:])):

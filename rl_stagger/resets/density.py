@@ -41,7 +41,10 @@ def density_over(wanted: Density, horizon_steps: int) -> Tensor:
     """
     if isinstance(wanted, str):
         tree = _parse(wanted)
-        weights = [_value(tree, (p + 0.5) / horizon_steps, wanted) for p in range(horizon_steps)]
+        try:
+            weights = [_value(tree, (p + 0.5) / horizon_steps, wanted) for p in range(horizon_steps)]
+        except RecursionError:
+            raise ValueError("nested too deeply") from None
     elif len(wanted) == 0:
         raise ValueError("at least one weight")
     else:
@@ -51,10 +54,11 @@ def density_over(wanted: Density, horizon_steps: int) -> Tensor:
     bad = next((w for w in weights if not math.isfinite(w) or w < 0), None)
     if bad is not None:
         raise ValueError(f"a weight of {bad:g}; weights are finite and at least 0")
-    total = sum(weights)
-    if total <= 0:
+    largest = max(weights)
+    if largest <= 0:
         raise ValueError("all weights are 0; at least one must be above")
-    return torch.tensor(weights, dtype=torch.float64) / total
+    scaled = torch.tensor(weights, dtype=torch.float64) / largest  # their sum could be infinite
+    return scaled / scaled.sum()
 
 
 def first_share(density: Tensor, share: float) -> Tensor:
@@ -92,14 +96,14 @@ def binned(density: Tensor, num_bins: int) -> Tensor:
 def _parse(text: str) -> ast.AST:
     try:
         return ast.parse(text.strip(), mode="eval").body
-    except SyntaxError:
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
         raise ValueError("not an expression of u, e.g. '1 + 3 * u' or 'exp(-4 * u)'") from None
 
 
 def _value(node: ast.AST, u: float, text: str) -> float:
     """The expression's value at u. Numbers, u, + - * / **, comparisons and the functions named above; nothing else."""
     if isinstance(node, ast.Constant) and isinstance(node.value, (int, float)):
-        return float(node.value)
+        return _apply(float, [node.value], u)
     if isinstance(node, ast.Name):
         if node.id == "u":
             return u

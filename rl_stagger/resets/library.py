@@ -89,24 +89,38 @@ class StateLibrary:
             "states": {name: x[:-1].clone() for name, x in self._states.items()},
             "phase": self._phase[:-1].clone(),
             "written": self._written.clone(),
+            "horizon_steps": self.horizon_steps,
         }
 
     def load_state_dict(self, state: Dict[str, Any], device: torch.device) -> None:
-        """ValueError where the saved library has other bins."""
+        """ValueError where the saved library has other bins or another horizon."""
         if not state:
             return
+        if int(state["horizon_steps"]) != self.horizon_steps:
+            raise ValueError(f"its states are of H={state['horizon_steps']}, this task has H={self.horizon_steps}")
         if len(state["written"]) != self.num_bins:
             raise ValueError(f"it has {len(state['written'])} phase bins, this run has {self.num_bins}")
         self._states = {name: _with_spare(x.to(device)) for name, x in state["states"].items()}
         self._phase, self._written = _with_spare(state["phase"].to(device)), state["written"].to(device).clone()
         self.per_bin = len(state["phase"]) // self.num_bins
 
-    def load_from(self, path: str, device: torch.device) -> None:
-        """The states of another run (a run directory or a checkpoint). ConfigError where it has none that fit."""
+    def load_from(self, path: str, device: torch.device, task: Optional[Tuple[str, Dict[str, Any]]]) -> None:
+        """The states of another run (a run directory or a checkpoint). ConfigError where it has none that fit.
+
+        `task`: (name, settings) of ours, where they are known; states of other settings mean something else.
+        """
         from rl_stagger.checkpoint import load_checkpoint, resolve_resume
 
         checkpoint = resolve_resume(path, Path("runs"), key="reset.library.path")
-        saved = (load_checkpoint(checkpoint)["env"].get("upkeep") or {}).get("library")
+        state = load_checkpoint(checkpoint)
+        theirs = {"name": state["config"]["task"]["name"], **state["config"]["task"]["settings"]}
+        for key, value in ({} if task is None else {"name": task[0], **task[1]}).items():
+            if str(theirs.get(key)) != str(value):
+                raise ConfigError(
+                    f"reset.library.path={path}: its states are of another task, {key}={theirs.get(key)} there and "
+                    f"{value} here"
+                )
+        saved = (state["env"].get("upkeep") or {}).get("library")
         if not saved:
             raise ConfigError(
                 f"reset.library.path={path}: that run recorded no states; one with bring_up=snapshot or an upkeep does"

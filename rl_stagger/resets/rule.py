@@ -13,7 +13,7 @@ from rl_stagger.errors import ConfigError
 from rl_stagger.resets.adaptive import AdaptiveDensity
 from rl_stagger.resets.allocation import Layout, allocate, even_density
 from rl_stagger.resets.bring_up import BRING_UPS, Actor, SnapshotBringUp, random_actor
-from rl_stagger.resets.checks import check_capabilities, check_sizes
+from rl_stagger.resets.checks import check_capabilities, check_density, check_sizes
 from rl_stagger.resets.config import ResetConfig, config_of, value_at
 from rl_stagger.resets.coverage import phase_bins, total_variation
 from rl_stagger.resets.density import binned, density_over, first_share, nonincreasing
@@ -69,6 +69,8 @@ class StaggeredResets(VecEnv):
     ) -> None:
         for field, value, right in config.check():
             raise ConfigError(f"reset.{field}={value!r}: {right}")
+        if env.spec.horizon_steps is not None:
+            check_density(config, env.spec.horizon_steps)
         if not 0 <= rank < world_size:
             raise ConfigError(f"rank={rank}: between 0 and world_size - 1 = {world_size - 1}")
         self.env, self.config, self.rollout_steps = env, config, rollout_steps
@@ -82,7 +84,8 @@ class StaggeredResets(VecEnv):
         check_capabilities(env, config)
         self.watch: Callable[[str], ContextManager[None]] = lambda name: nullcontext()
         """Times the resets that the rule makes by itself."""
-        self._gate = GATES[config.gate](config.gate_interval_steps or rollout_steps, self._gate_capacity())
+        capacity = self._gate_capacity(rollout_steps)
+        self._gate = GATES[config.gate](config.gate_interval_steps or rollout_steps, capacity)
         self._offset_generator = torch.Generator().manual_seed(seed)
         own_seed = seed + rank * RANK_STRIDE
         self._action_generator = make_generator(self.device, own_seed + 1)
@@ -127,6 +130,13 @@ class StaggeredResets(VecEnv):
         return last * self.num_envs
 
     @property
+    def left_alone(self) -> int:
+        """Environments that are never moved, where a density is held."""
+        c = self.config
+        held = c.holds_density and c.upkeep_in_force != "none" and c.whole_episode_share > 0
+        return max(1, round(c.whole_episode_share * self.num_envs)) if held else 0
+
+    @property
     def notes(self) -> List[str]:
         """What the rule promises only in part here, a line each."""
         found = []
@@ -135,6 +145,12 @@ class StaggeredResets(VecEnv):
             found.append(
                 "reset.upkeep=none: the density is begun, not held; environments walk through all phases and take the "
                 "mixture with them"
+            )
+        interval, horizon = c.gate_interval_steps or self.rollout_steps, self.spec.horizon_steps
+        if c.gate == "block" and horizon is not None and interval * self.num_groups > 1.5 * horizon:
+            found.append(
+                f"reset.gate_interval_steps={interval}: {self.num_groups} groups of H={horizon} steps begin at "
+                f"{-(-horizon // interval)} gates a horizon; groups that meet at a gate stay together"
             )
         if self._upkeep is not None and self._upkeep.library is None and c.upkeep_in_force != "none":
             text = (
@@ -209,9 +225,7 @@ class StaggeredResets(VecEnv):
         """What is scheduled for the coming iteration (0 for the first), whose rollout has `rollout_steps` steps."""
         c = self.config
         other_steps = rollout_steps != self.rollout_steps
-        if other_steps:
-            self.rollout_steps = rollout_steps
-            self._gate.interval_steps = c.gate_interval_steps or rollout_steps
+        self._set_rollout_steps(rollout_steps)
         groups, share = value_at(c.num_groups_schedule, iteration), value_at(c.horizon_share_schedule, iteration)
         if c.num_groups_by_return is not None and self._best_return is not None:
             groups = value_at(c.num_groups_by_return, self._best_return)
@@ -225,6 +239,11 @@ class StaggeredResets(VecEnv):
             self._aim()  # at a gate, the period is a multiple of the interval
         if self._begun and changed:
             self._upkeep.spread()
+
+    def check_rollout_steps(self, rollout_steps: int) -> None:
+        """Raise ConfigError where rollouts of so many steps could not work later on."""
+        check_sizes(self.config, self.env, rollout_steps, self._total_envs)
+        self._gate_capacity(rollout_steps)
 
     def follow(self, phase: Tensor, error: Tensor, valid: Tensor) -> None:
         """What an iteration's learning showed: true phases in steps and target - V (the advantage before
@@ -284,6 +303,7 @@ class StaggeredResets(VecEnv):
             "offsets": self.offsets.clone(),
             "phase": self._phase.clone(),
             "begun": self._begun,
+            "rollout_steps": self.rollout_steps,
             "steps_in_rollout": self._steps_in_rollout,
             "num_groups": self.num_groups,
             "horizon_share": self._horizon_share,
@@ -301,6 +321,7 @@ class StaggeredResets(VecEnv):
         self.offsets = state["offsets"].clone()
         self._phase = state["phase"].to(self.device).clone()
         self._begun, self._steps_in_rollout = bool(state["begun"]), int(state["steps_in_rollout"])
+        self._set_rollout_steps(int(state["rollout_steps"]))
         self.load_counters(state)
         set_generator_state(self._offset_generator, state["offset_generator"])
         set_generator_state(self._action_generator, state["action_generator"])
@@ -320,6 +341,7 @@ class StaggeredResets(VecEnv):
         """One line for a person: the rule in force and what it leaves false."""
         c = self.config
         groups = f", {self.num_groups} groups" if c.allocation in ("uniform", "mixed") else ""
+        groups += f" {c.density}" if c.density is not None else ""
         text = f"{c.name}: allocation {c.allocation}{groups}, bring-up {c.bring_up}, gate {c.gate}"
         if c.upkeep_in_force != "none":
             text += f", upkeep {c.upkeep_in_force}"
@@ -333,11 +355,15 @@ class StaggeredResets(VecEnv):
         assert self.spec.horizon_steps is not None
         return max(1, round(self._horizon_share * self.spec.horizon_steps))
 
-    def _gate_capacity(self) -> Optional[int]:
-        """Environments of this rank that a gate lets through."""
-        c, interval = self.config, self.config.gate_interval_steps or self.rollout_steps
+    def _set_rollout_steps(self, rollout_steps: int) -> None:
+        self.rollout_steps = rollout_steps
+        self._gate.interval_steps = self.config.gate_interval_steps or rollout_steps
+
+    def _gate_capacity(self, rollout_steps: int) -> Optional[int]:
+        """Environments of this rank that a gate lets through; None: all."""
+        c, interval = self.config, self.config.gate_interval_steps or rollout_steps
         if c.gate != "block" or c.gate_capacity is None or self.spec.horizon_steps is None:
-            return None if not isinstance(c.gate_capacity, int) else c.gate_capacity
+            return min(c.gate_capacity, self.num_envs) if isinstance(c.gate_capacity, int) else None
         capacity = -(-self.num_envs // self.num_groups) if c.gate_capacity == "group" else int(c.gate_capacity)
         gates = -(-self.spec.horizon_steps // interval)
         if capacity * gates < self.num_envs:
@@ -346,7 +372,7 @@ class StaggeredResets(VecEnv):
                 f"{self.num_envs} environments through, the rest would wait for ever; at least "
                 f"{-(-self.num_envs // gates)}"
             )
-        return capacity
+        return min(capacity, self.num_envs)
 
     def _make_upkeep(self, seed: int) -> Optional[Upkeep]:
         """None where nothing is ever moved."""
@@ -367,18 +393,18 @@ class StaggeredResets(VecEnv):
             size = int(c.library.mib * 2**20)
             library = StateLibrary(self._num_bins, horizon, size, max(64, self.num_envs))
             if c.library.path is not None:
-                library.load_from(c.library.path, self.device)
+                library.load_from(c.library.path, self.device, env.unwrapped.made_from)
         self._library = library
         even = torch.full((self._num_bins,), 1.0 / self._num_bins, device=self.device)
         return Upkeep(
             env,
             kind,
-            Target(even, not c.holds_density, self._period_steps),
+            Target(even, not c.holds_density, horizon if c.holds_density else self._period_steps),
             library,
             c.upkeep_interval_steps,
             c.upkeep_every_iters,
             c.upkeep_coverage,
-            max(1, round(c.whole_episode_share * env.num_envs)) if c.holds_density and c.whole_episode_share else 0,
+            self.left_alone,
             seed,
             lambda name: self.watch(name),
         )

@@ -198,6 +198,8 @@ class Upkeep:
             "rollouts_done": self.rollouts_done,
             "spread_left": self.spread_left,
             "wanted": self.target.wanted.clone(),
+            "period_steps": self.target.period_steps,
+            "horizon_rollouts": self.horizon_rollouts,
             "generator": generator_state(self.generator),
             "library": {} if self.library is None else self.library.state_dict(),
         }
@@ -206,7 +208,8 @@ class Upkeep:
         self.steps_done, self.rollouts_done = int(state["steps_done"]), int(state["rollouts_done"])
         self.spread_left = int(state["spread_left"])
         wanted = state["wanted"].to(self.env.device)
-        self.target = Target(wanted, self.target.moving, self.target.period_steps)
+        self.target = Target(wanted, self.target.moving, int(state["period_steps"]))
+        self.horizon_rollouts = int(state["horizon_rollouts"])
         set_generator_state(self.generator, state["generator"])
         if self.library is not None:
             self.library.load_state_dict(state["library"], self.env.device)

@@ -25,6 +25,13 @@ def test_a_bin_without_data_counts_as_the_mean():
     assert found.tolist() == pytest.approx([1 / 6, 3 / 6, 2 / 6])
 
 
+@pytest.mark.parametrize("temperature", [1e-3, 1e-6, 1e6])
+def test_no_temperature_overflows(temperature):
+    found = density_of_signal(torch.tensor([1.0, 2.0, 3.0]), torch.ones(3, dtype=torch.bool), temperature, 0.3)
+    assert found.isfinite().all()
+    assert float(found.sum()) == pytest.approx(1.0)
+
+
 @pytest.mark.parametrize("seen", [[True, True], [False, False]])
 def test_no_signal_is_even(seen):
     assert density_of_signal(torch.zeros(2), torch.tensor(seen), 1.0, 0.3).tolist() == pytest.approx([0.5, 0.5])

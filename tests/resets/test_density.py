@@ -47,12 +47,20 @@ def test_an_expression_is_read_in_the_middle_of_a_step(text, weights):
         ([1, float("nan")], "a weight of nan"),
         ([0, 0], "all weights are 0"),
         ([], "at least one weight"),
+        ("9" * 400, "at u = .*int too large"),
+        ("-" * 3000 + "u", "not an expression|nested too deeply"),
+        ("u" + "+u" * 3000, "not an expression|nested too deeply"),
+        ("u\0", "not an expression"),
         ([1] * 11, "11 weights for a horizon of 10 steps"),
     ],
 )
 def test_what_is_no_density(wanted, match):
     with pytest.raises(ValueError, match=match):
         density_over(wanted, 10)
+
+
+def test_large_weights_do_not_overflow():
+    assert density_over([1e308, 1e308], 4).tolist() == [0.25] * 4
 
 
 def test_first_share():

@@ -83,6 +83,28 @@ def test_a_saved_library_is_the_same_and_stands_still():
     assert library().state_dict() == {}
     with pytest.raises(ValueError, match="it has 3 phase bins, this run has 4"):
         library(num_bins=4).load_state_dict(saved, CPU)
+    with pytest.raises(ValueError, match="its states are of H=12, this task has H=24"):
+        library(horizon=24).load_state_dict(saved, CPU)
+
+
+def test_states_of_the_same_task_with_other_settings_are_refused(tmp_path):
+    def run(name, stages, **reset):
+        tree = small_tree(tmp_path / name, "snapshot", "skill_chain", iterations=4)
+        tree["task"]["settings"] = {"num_stages": stages, "horizon_steps": 12}
+        tree["reset"].update(reset)
+        config = build_config(tree)
+        return rs.Runner(rs.make_env("skill_chain", 6, **config.task.settings), config)
+
+    run("first", 6).learn()
+    with pytest.raises(ConfigError, match="of another task, num_stages=6 there and 2 here"):
+        run("second", 2, library={"path": str(tmp_path / "first")})
+    run("third", 6, library={"path": str(tmp_path / "first")}).learn()
+    (tmp_path / "first").rename(tmp_path / "gone")
+    # Its own checkpoint holds the states: the path is not needed again.
+    tree = small_tree(tmp_path / "third", "snapshot", "skill_chain", iterations=6, resume=str(tmp_path / "third"))
+    tree["task"]["settings"] = {"num_stages": 6, "horizon_steps": 12}
+    tree["reset"]["library"] = {"path": str(tmp_path / "first")}
+    assert rs.Runner(rs.make_env("skill_chain", 6, num_stages=6, horizon_steps=12), build_config(tree)).learn()
 
 
 def test_states_of_another_task_are_refused():
@@ -103,12 +125,11 @@ def test_a_library_comes_from_a_run_of_the_same_task(tmp_path):
     for name, env in (("second", CounterEnv(6)), ("other", rs.make_env("pendulum", 6, horizon_steps=12))):
         tree = small_tree(tmp_path / name, "snapshot", iterations=2)
         tree["reset"].update(path)
-        runner = rs.Runner(env, build_config(tree))
         if name == "other":
-            with pytest.raises(ConfigError, match="of another task"):
-                runner.learn()
+            with pytest.raises(ConfigError, match="of another task, name=toy there and pendulum here"):
+                rs.Runner(env, build_config(tree))
         else:
-            runner.learn()
+            rs.Runner(env, build_config(tree)).learn()
             lines = read_metrics_lines(tmp_path / name)
     assert lines[0]["batch/coverage"] > 0.9, "spread in the first batch"
     rs.Runner(CounterEnv(6), build_config(small_tree(tmp_path / "bare", iterations=1))).learn()

@@ -355,6 +355,20 @@ def test_the_union_over_ranks_holds_the_mixture(settings, world_size):
         ({"upkeep_coverage": 2}, r"reset\.upkeep_coverage=2: a share between 0 and 1"),
         ({"whole_episode_share": -1}, r"reset\.whole_episode_share=-1: a share"),
         ({"upkeep_every_iters": 0}, r"reset\.upkeep_every_iters=0: at least 1"),
+        ({"allocation": "density", "density": "u < 0.001"}, r"over H=12 steps: all weights are 0"),
+        ({"allocation": "density", "density": [1] * 13}, r"over H=12 steps: 13 weights for a horizon of 12"),
+        ({"allocation": "density", "density": 3}, r"reset\.density=3: weights like"),
+        ({"allocation": "density", "density": [[1], [2]]}, r"reset\.density=.*: weights like"),
+        ({"num_groups_schedule": [[0, float("inf")]]}, "a list of pairs"),
+        ({"num_groups_schedule": [[float("nan"), 3]]}, "a list of pairs"),
+        ({"num_groups_schedule": 5}, "num_groups_schedule=5: a list of pairs"),
+        ({"num_groups": 2.5}, r"reset\.num_groups=2\.5: at least 1"),
+        ({"num_groups": "x"}, r"reset\.num_groups='x': at least 1"),
+        ({"random_share": None}, r"reset\.random_share=None: a share"),
+        ({"gate": "block", "gate_capacity": 2.5}, r"reset\.gate_capacity=2\.5: at least 1"),
+        ({"rollout_steps": 2.5}, r"rollout_steps=2\.5: at least 1, a whole number"),
+        ({"library": {"mib": float("inf")}}, r"reset\.library\.mib=inf: above 0"),
+        ({"library": {"path": "runs/x"}}, r"reset\.library\.path='runs/x': null, or bring_up=snapshot or an upkeep"),
         ({"num_group": 3}, "num_group=3: StaggeredResets has no such setting; did you mean 'num_groups'"),
         ({"gate": "block", "gate_capacity": 0}, r"reset\.gate_capacity=0: at least 1, group, or null"),
         ({"gate": "block", "gate_capacity": "grup"}, r"reset\.gate_capacity='grup': at least 1, group, or null"),
@@ -362,7 +376,42 @@ def test_the_union_over_ranks_holds_the_mixture(settings, world_size):
 )
 def test_settings_that_cannot_work(settings, match):
     with pytest.raises(ConfigError, match=match):
-        StaggeredResets(CounterEnv(4), 3, **settings)
+        StaggeredResets(CounterEnv(4), **{"rollout_steps": 3, **settings})
+
+
+@pytest.mark.parametrize("name", ["num_groups_schedule", "num_groups_by_return"])
+def test_no_schedule_of_groups_without_a_time_limit(name):
+    with pytest.raises(ConfigError, match="no time limit"):
+        StaggeredResets(CounterEnv(4, horizon_steps=None), 3, bring_up="none", **{name: [[0, 2]]})
+
+
+def test_gates_that_merge_groups_are_told():
+    rule = StaggeredResets(CounterEnv(8, horizon_steps=40), 4, gate="block", gate_interval_steps=40)
+    assert "groups that meet at a gate stay together" in rule.notes[0]
+    assert StaggeredResets(CounterEnv(8, horizon_steps=40), 4, gate="block").notes == []
+    assert StaggeredResets(CounterEnv(8, horizon_steps=40), 7, gate="block").notes == []
+
+
+@pytest.mark.parametrize("allocation", ["uniform", "random", "mixed", "density", "adaptive"])
+@pytest.mark.parametrize("gate", sorted(GATES))
+def test_a_saved_rule_goes_on_with_its_period_and_its_rollout(allocation, gate):
+    """H = 12 is no multiple of K = 5, and K has changed since the start."""
+    density = "1 + 3 * u" if allocation == "density" else None
+    settings = {"allocation": allocation, "gate": gate, "upkeep": "hold", "density": density}
+    first = StaggeredResets(CounterEnv(24, lengths=[0, 5, 7] * 8), 3, **settings)
+    first.reset()
+    first.plan(1, 5)
+    for _ in range(10):
+        first.step(torch.zeros(24, 1))
+    second = StaggeredResets(CounterEnv(24, lengths=[0, 5, 7] * 8), 3, **settings)
+    second.load_state_dict(first.state_dict())
+    for rule in (first, second):
+        rule.plan(2, 5)
+    for _ in range(30):
+        a, b = first.step(torch.zeros(24, 1)), second.step(torch.zeros(24, 1))
+        assert torch.equal(a.obs["policy"], b.obs["policy"])
+        assert torch.equal(a.truncated, b.truncated)
+    assert first._upkeep.target.period_steps == second._upkeep.target.period_steps
 
 
 def test_what_a_simulator_cannot_do():
