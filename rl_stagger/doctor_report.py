@@ -24,7 +24,7 @@ ARM_ROWS = (
     ("cyclic index: explained variance", "explained_cycle"),
     ("explained variance, 10th percentile", "explained_p10"),
     ("explained variance, median", "explained_median"),
-    ("mean reward per step, last horizon", "reward"),
+    ("mean reward per step, last horizon (not judged)", "reward"),
     ("share of valid samples", "valid_share"),
 )
 

@@ -302,9 +302,10 @@ def _stagger(f: Findings, reasons: List[str]) -> Recommendation:
 def _signs(f: Findings) -> List[str]:
     found = []
     if f.reference is not None and f.reference.tv_distance is not None:
+        moving = f.reference.tv_distance >= STILL_TV
+        what = "show another part of the task each time" if moving else "are fairly mixed by themselves"
         found.append(
-            f"synchronous batches show another part of the task each time: tv distance {f.reference.tv_distance:.2f}, "
-            f"coverage {shown(f.reference.coverage)}"
+            f"synchronous batches {what}: tv distance {f.reference.tv_distance:.2f}, coverage {shown(f.reference.coverage)}"
         )
     if f.start_spread is not None:
         kind = "much the same" if f.start_spread < FIXED_STARTS else "spread"

@@ -55,9 +55,8 @@ def stagger(
         return env.restaggered(rule)
     inner = env
     for _ in range(MOST_WRAPPERS):
-        inner = next((x for x in (vars(inner).get(name) for name in ("env", "venv", "_env")) if x is not None), None)
-        if inner is None or not hasattr(inner, "__dict__"):
-            break
+        parts = getattr(inner, "__dict__", {})  # an object's own: wrappers forward other names to what they wrap
+        inner = next((parts[name] for name in ("env", "venv", "_env") if parts.get(name) is not None), None)
         if isinstance(inner, HostView) and inner.stagger is not None:
             raise ConfigError(
                 f"env={type(env).__name__}: what it wraps is staggered already ({inner.stagger.describe()})"

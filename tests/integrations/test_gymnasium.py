@@ -278,3 +278,17 @@ def test_wrappers_that_count_go_around():
     env.reset()
     ended = [env.step(NO_ACTION)[4].get("episode") for _ in range(4)]
     assert ended[3]["l"].tolist() == [0, 0, 4] * 2  # it counts from where the training began
+
+
+def test_a_staggered_environment_inside_a_wrapper_is_found():
+    inner = stagger(host_env(), rollout_steps=K)
+    wrapped = gym.wrappers.vector.ClipReward(inner, -1, 1)
+    with pytest.raises(ConfigError, match="what it wraps is staggered already"):
+        stagger(wrapped, rollout_steps=K)
+
+
+@pytest.mark.parametrize("asked", [H + 1, H - 1, 0, -5, 2.5, "x"])
+def test_a_horizon_that_contradicts_the_environment_is_refused(asked):
+    with pytest.raises(ConfigError, match=f"horizon_steps=.*{asked}"):
+        stagger(host_env(), rollout_steps=K, horizon_steps=asked)
+    assert stagger(host_env(), rollout_steps=K, horizon_steps=H).stagger.spec.horizon_steps == H
