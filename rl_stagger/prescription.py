@@ -304,9 +304,8 @@ def _signs(f: Findings) -> List[str]:
     if f.reference is not None and f.reference.tv_distance is not None:
         moving = f.reference.tv_distance >= STILL_TV
         what = "show another part of the task each time" if moving else "are fairly mixed by themselves"
-        found.append(
-            f"synchronous batches {what}: tv distance {f.reference.tv_distance:.2f}, coverage {shown(f.reference.coverage)}"
-        )
+        coverage = shown(f.reference.coverage)
+        found.append(f"synchronous batches {what}: tv distance {f.reference.tv_distance:.2f}, coverage {coverage}")
     if f.start_spread is not None:
         kind = "much the same" if f.start_spread < FIXED_STARTS else "spread"
         found.append(f"start states are {kind}: their variance is {f.start_spread:.2f} of that over whole episodes")
