@@ -212,7 +212,7 @@ def test_none_adds_nothing():
     "override, match",
     [
         ("kind=sine", r"phase_encoding.kind=sine: did you mean 'linear'\?|phase_encoding.kind=sine: Valid: fourier"),
-        ("kind=fourier phase_encoding.num_frequencies=0", r"phase_encoding.num_frequencies=0: at least 1"),
+        ("kind=fourier phase_encoding.num_frequencies=0", r"phase_encoding.num_frequencies=0: between 1 and 1000"),
         ("kind=linear phase_encoding.critic_l2=-1", r"phase_encoding.critic_l2=-1.0: at least 0"),
         ("critic_l2=0.1", r"phase_encoding.critic_l2=0.1: 0 where nothing is encoded, or phase_encoding.kind=linear"),
         ("kind=linear phase_encoding.groups=[]", r"phase_encoding.groups=\[\]: at least one observation group"),
