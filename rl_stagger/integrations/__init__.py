@@ -14,6 +14,7 @@ from typing import Any, Optional
 
 from rl_stagger.errors import ConfigError
 from rl_stagger.integrations.base import HostActor, HostView, Rule
+from rl_stagger.integrations.lookup import wrappers_of
 
 __all__ = ["as_gymnasium", "as_rl_games", "as_rsl_rl", "as_sb3", "as_skrl", "stagger"]
 
@@ -28,7 +29,6 @@ _HOSTS = (
     ("gymnasium", "VectorEnv", "gymnasium_env"),
 )
 """(package, class, module of this folder). Where several fit, the first here counts."""
-MOST_WRAPPERS = 32
 
 
 def stagger(
@@ -53,10 +53,7 @@ def stagger(
         if env.stagger is not None:
             raise ConfigError(f"env={type(env).__name__}: it is staggered already ({env.stagger.describe()})")
         return env.restaggered(rule)
-    inner = env
-    for _ in range(MOST_WRAPPERS):
-        parts = getattr(inner, "__dict__", {})  # an object's own: wrappers forward other names to what they wrap
-        inner = next((parts[name] for name in ("env", "venv", "_env") if parts.get(name) is not None), None)
+    for inner in wrappers_of(env)[1:]:
         if isinstance(inner, HostView) and inner.stagger is not None:
             raise ConfigError(
                 f"env={type(env).__name__}: what it wraps is staggered already ({inner.stagger.describe()})"

@@ -284,7 +284,6 @@ def _as_usual() -> Iterator[None]:
         yield
 
 
-# -- Gymnasium spaces, for the hosts that speak them -------------------------------------------------------------------
 def horizon_in_force(asked: Optional[int], found: Optional[int]) -> Optional[int]:
     """H: what the environment says, or what was asked for where it says nothing. ConfigError where they differ."""
     if asked is not None and (not isinstance(asked, int) or asked < 1):
@@ -294,6 +293,15 @@ def horizon_in_force(asked: Optional[int], found: Optional[int]) -> Optional[int
     return found if asked is None else asked
 
 
+def attribute_of_host(view: Any, name: str) -> Any:
+    """A view's `__getattr__`: what its host's contract does not ask for comes from the host's environment."""
+    host = view.__dict__.get("host")
+    if host is None or name.startswith("__"):
+        raise AttributeError(f"{type(view).__name__} has no attribute '{name}'")
+    return getattr(host, name)
+
+
+# -- Gymnasium spaces, for the hosts that speak them -------------------------------------------------------------------
 def spec_of_spaces(obs_space: Any, action_space: Any, horizon_steps: Optional[int]) -> EnvSpec:
     """Our spec of one environment's Gymnasium spaces. An action space that we have no word for is a Box of its size:
     actions pass through untouched and warm-ups sample the host's own space."""

@@ -26,6 +26,7 @@ from rl_stagger.integrations.base import (
     Rule,
     action_of_array,
     arrays_of_tensors,
+    attribute_of_host,
     gymnasium_spaces,
     horizon_in_force,
     obs_groups,
@@ -169,11 +170,7 @@ class GymnasiumView(HostView, VectorEnv):
             self.metadata = {"autoreset_mode": self.mode}
         self.groups = obs_groups(self.single_observation_space)
 
-    def __getattr__(self, name: str) -> Any:
-        host = self.__dict__.get("host")
-        if host is None or name.startswith("__"):
-            raise AttributeError(f"{type(self).__name__} has no attribute '{name}'")
-        return getattr(host, name)
+    __getattr__ = attribute_of_host
 
     @property
     def unwrapped(self) -> Any:

@@ -10,13 +10,13 @@ and only the cuts of the reset rule are marked.
 
 from __future__ import annotations
 
-import inspect
 from typing import Any, Dict, Optional
 
 from torch import Tensor
 
 from rl_stagger.envs.base import Capability, Obs
 from rl_stagger.integrations.base import Rule
+from rl_stagger.integrations.lookup import reset_isaac_lab_rows
 from rl_stagger.integrations.rsl_rl_env import FromRslRl, RslRlView, obs_of
 
 
@@ -36,13 +36,7 @@ class FromIsaacLab(FromRslRl):
         return dict(self.last_obs)
 
     def _reset_ids(self, ids: Tensor) -> None:
-        env = self.host.unwrapped
-        if "env_ids" in inspect.signature(env.reset).parameters:
-            env.reset(env_ids=ids)
-            return
-        env._reset_idx(ids)
-        env.scene.write_data_to_sim()
-        env.sim.forward()
+        reset_isaac_lab_rows(self.host.unwrapped, ids)
 
     def _final_obs(self, extras: Dict[str, Any]) -> Optional[Obs]:
         final = extras.get("final_obs") if Capability.FINAL_OBS in self.capabilities else None

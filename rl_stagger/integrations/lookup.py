@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any, Callable, Iterable, Optional, Tuple
+from typing import Any, Callable, FrozenSet, Iterable, Optional, Tuple
 
+import torch
 from torch import Tensor
+
+from rl_stagger.envs.base import Capability
+from rl_stagger.integrations.base import HostEnv
 
 _CLOCKS = ("episode_length_buf", "progress_buf", "elapsed_steps")
 _HORIZONS = ("max_episode_length", "horizon_steps", "max_episode_steps", "_max_episode_steps")
@@ -41,7 +45,7 @@ def wrappers_of(env: Any) -> Tuple[Any, ...]:
     while env is not None and all(env is not other for other in found):
         found.append(env)
         held = getattr(env, "__dict__", {})  # some wrappers pass on names that they lack: what they hold themselves
-        env = held.get("env", held.get("_env"))
+        env = next((held[name] for name in ("env", "_env", "venv") if held.get(name) is not None), None)
     last = getattr(found[-1], "unwrapped", None) if found else None
     return tuple(found) if last is None or last is found[-1] else (*found, last)
 
@@ -52,12 +56,47 @@ def by_index(env_mask: Tensor, reset: Callable[[Tensor], Any]) -> Any:
     return reset(ids) if len(ids) > 0 else None
 
 
-def reset_isaac_lab(env: Any, ids: Tensor) -> Any:
-    """A partial reset of an Isaac Lab environment; its observation groups, all N rows seen anew."""
-    ids = ids.to(env.device)
+def reset_isaac_lab_rows(env: Any, ids: Tensor) -> Any:
+    """A partial reset of an Isaac Lab environment; what its `reset` gave, None where it has none that takes rows."""
     if "env_ids" in inspect.signature(env.reset).parameters:
-        return dict(env.reset(env_ids=ids)[0])
+        return env.reset(env_ids=ids)
     env._reset_idx(ids)
     env.scene.write_data_to_sim()
     env.sim.forward()
-    return dict(env._get_observations())
+    return None
+
+
+def reset_isaac_lab(env: Any, ids: Tensor) -> Any:
+    """A partial reset of an Isaac Lab environment; its observation groups, all N rows seen anew."""
+    given = reset_isaac_lab_rows(env, ids.to(env.device))
+    return dict(env._get_observations() if given is None else given[0])
+
+
+class LookedInto(HostEnv):
+    """A host whose own contract has neither clocks nor partial resets, but what it wraps may have them.
+
+    Subclasses set `_inside` (where to look for a clock) and `_partial_reset` (None: there is none) first.
+    """
+
+    _inside: Tuple[Any, ...]
+    _partial_reset: Optional[Callable[[Tensor], Any]]
+
+    def _found(self, num_envs: int) -> FrozenSet[Capability]:
+        has = set()
+        if self._partial_reset is not None:
+            has.add(Capability.PARTIAL_RESET)
+        if clock_of(self._inside, num_envs) is not None:
+            has.add(Capability.SET_CLOCK)
+        return frozenset(has)
+
+    @property
+    def elapsed_steps(self) -> Tensor:
+        clock = clock_of(self._inside, self.num_envs)
+        return self.clock.clone() if clock is None else clock.to(self.device, torch.int64, copy=True)
+
+    def set_elapsed_steps(self, steps: Tensor, env_mask: Optional[Tensor] = None) -> None:
+        clock = clock_of(self._inside, self.num_envs)
+        if clock is None:
+            raise self.lacks(Capability.SET_CLOCK)
+        mask = torch.ones_like(clock, dtype=torch.bool) if env_mask is None else env_mask.to(clock.device)
+        clock.copy_(torch.where(mask, steps.to(clock), clock))

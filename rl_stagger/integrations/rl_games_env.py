@@ -21,16 +21,23 @@ import torch
 from rl_games.common.ivecenv import IVecEnv
 from torch import Tensor
 
-from rl_stagger.envs.base import Capability, Obs, Step, VecEnv, where_rows
+from rl_stagger.envs.base import Obs, Step, VecEnv, where_rows
 from rl_stagger.errors import ConfigError
-from rl_stagger.integrations.base import HostEnv, HostView, Rule, action_of_array, gymnasium_spaces, horizon_in_force
-from rl_stagger.integrations.lookup import by_index, clock_of, horizon_of, reset_isaac_lab, wrappers_of
+from rl_stagger.integrations.base import (
+    HostView,
+    Rule,
+    action_of_array,
+    attribute_of_host,
+    gymnasium_spaces,
+    horizon_in_force,
+)
+from rl_stagger.integrations.lookup import LookedInto, by_index, horizon_of, reset_isaac_lab, wrappers_of
 from rl_stagger.integrations.nested import Layout, spec_of
 
 _ROOTS = {"obs": "policy", "states": "critic"}
 
 
-class FromRlGames(HostEnv):
+class FromRlGames(LookedInto):
     """An `IVecEnv` under our contract.
 
     rl_games' contract has neither partial resets nor clocks. A partial reset is there where the `IVecEnv` has
@@ -50,26 +57,9 @@ class FromRlGames(HostEnv):
         num_envs = policy.shape[0]
         self._inside = wrappers_of(host)
         self._partial_reset = _find_partial_reset(host)
-        has = set()
-        if self._partial_reset is not None:
-            has.add(Capability.PARTIAL_RESET)
-        if clock_of(self._inside, num_envs) is not None:
-            has.add(Capability.SET_CLOCK)
         horizon = horizon_in_force(horizon_steps, horizon_of(self._inside))
         spec = spec_of(self.last_obs, host.get_env_info()["action_space"], horizon)
-        super().__init__(host, num_envs, policy.device, spec, frozenset(has))
-
-    @property
-    def elapsed_steps(self) -> Tensor:
-        clock = clock_of(self._inside, self.num_envs)
-        return self.clock.clone() if clock is None else clock.to(self.device, torch.int64, copy=True)
-
-    def set_elapsed_steps(self, steps: Tensor, env_mask: Optional[Tensor] = None) -> None:
-        clock = clock_of(self._inside, self.num_envs)
-        if clock is None:
-            raise self.lacks(Capability.SET_CLOCK)
-        mask = torch.ones_like(clock, dtype=torch.bool) if env_mask is None else env_mask.to(clock.device)
-        clock.copy_(torch.where(mask, steps.to(clock), clock))
+        super().__init__(host, num_envs, policy.device, spec, self._found(num_envs))
 
     def to_host(self, obs: Obs) -> Any:
         return self.layout.host(obs)
@@ -112,12 +102,7 @@ class RlGamesView(HostView, IVecEnv):
         self.bind(env, host)
         self.action_bound = action_bound
 
-    def __getattr__(self, name: str) -> Any:
-        """What rl_games does not ask for comes from the host's environment."""
-        host = self.__dict__.get("host")
-        if host is None or name.startswith("__"):
-            raise AttributeError(f"{type(self).__name__} has no attribute '{name}'")
-        return getattr(host, name)
+    __getattr__ = attribute_of_host
 
     def restaggered(self, rule: Rule, **options: Any) -> Any:
         return super().restaggered(rule, action_bound=self.action_bound, **options)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from rl_stagger.envs.base import Box, Capability, EnvSpec, Obs, Step, VecEnv, where_rows
 from rl_stagger.errors import CapabilityError, ConfigError
-from rl_stagger.integrations.base import HostEnv, HostView, Rule
+from rl_stagger.integrations.base import HostEnv, HostView, Rule, attribute_of_host
 
 
 class FromRslRl(HostEnv):
@@ -107,12 +107,7 @@ class RslRlView(HostView, RslRlVecEnv):
         self.cfg = cfg if cfg is not None else getattr(host, "cfg", {"task": env.made_from})
         self._held_log: Dict[str, Tensor] = {}
 
-    def __getattr__(self, name: str) -> Any:
-        """What rsl_rl does not ask for comes from the host's environment."""
-        host = self.__dict__.get("host")
-        if host is None or name.startswith("__"):
-            raise AttributeError(f"{type(self).__name__} has no attribute '{name}'")
-        return getattr(host, name)
+    __getattr__ = attribute_of_host
 
     @property
     def episode_length_buf(self) -> Tensor:  # pyright: ignore[reportIncompatibleVariableOverride]

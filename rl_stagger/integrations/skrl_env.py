@@ -23,13 +23,13 @@ import torch
 from skrl.envs.wrappers.torch.base import Wrapper
 from torch import Tensor
 
-from rl_stagger.envs.base import Capability, Obs, Step, VecEnv, where_rows
-from rl_stagger.integrations.base import HostEnv, HostView, Rule, action_of_array, gymnasium_spaces, horizon_in_force
-from rl_stagger.integrations.lookup import by_index, clock_of, horizon_of, reset_isaac_lab, wrappers_of
+from rl_stagger.envs.base import Obs, Step, VecEnv, where_rows
+from rl_stagger.integrations.base import HostView, Rule, action_of_array, gymnasium_spaces, horizon_in_force
+from rl_stagger.integrations.lookup import LookedInto, by_index, horizon_of, reset_isaac_lab, wrappers_of
 from rl_stagger.integrations.nested import spec_of
 
 
-class FromSkrl(HostEnv):
+class FromSkrl(LookedInto):
     """A skrl `Wrapper` under our contract.
 
     skrl's contract has neither partial resets nor clocks. A partial reset is there where the wrapper has
@@ -44,25 +44,8 @@ class FromSkrl(HostEnv):
         num_envs = int(host.num_envs)
         self._inside = wrappers_of(host)[1:]
         self._partial_reset = _find_partial_reset(host)
-        has = set()
-        if self._partial_reset is not None:
-            has.add(Capability.PARTIAL_RESET)
-        if clock_of(self._inside, num_envs) is not None:
-            has.add(Capability.SET_CLOCK)
         spec = spec_of(self.last_obs, host.action_space, horizon_in_force(horizon_steps, horizon_of(self._inside)))
-        super().__init__(host, num_envs, host.device, spec, frozenset(has))
-
-    @property
-    def elapsed_steps(self) -> Tensor:
-        clock = clock_of(self._inside, self.num_envs)
-        return self.clock.clone() if clock is None else clock.to(self.device, torch.int64, copy=True)
-
-    def set_elapsed_steps(self, steps: Tensor, env_mask: Optional[Tensor] = None) -> None:
-        clock = clock_of(self._inside, self.num_envs)
-        if clock is None:
-            raise self.lacks(Capability.SET_CLOCK)
-        mask = torch.ones_like(clock, dtype=torch.bool) if env_mask is None else env_mask.to(clock.device)
-        clock.copy_(torch.where(mask, steps.to(clock), clock))
+        super().__init__(host, num_envs, host.device, spec, self._found(num_envs))
 
     def to_host(self, obs: Obs) -> Any:
         return obs["policy"]
