@@ -34,6 +34,9 @@ USAGE = """usage: rl-stagger <command> [key=value ...]
             -m sweeps over lists    rl-stagger train -m seed=0,1,2 reset=synchronous,staggered
   evaluate  judge a trained policy  rl-stagger evaluate run=runs/... episodes=256
   doctor    would staggering help?  rl-stagger doctor task=skill_chain, or run=runs/...
+  play      watch a trained policy  rl-stagger play run=runs/... video=out.mp4
+  check     does an environment     rl-stagger check task=my_module:MyEnv
+            keep the contract?
 
 `rl-stagger train --help` lists all settings; `--version` prints the version.
 Exit codes: 0 done, 1 failed, 2 a setting cannot work, 3 data or gradients not finite, 75 stopped by a signal and saved,
@@ -48,7 +51,13 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a path that the terminal cannot show fails no run
     arguments = list(sys.argv[1:] if argv is None else argv)
-    commands: Dict[str, Callable[[List[str]], int]] = {"train": train, "evaluate": evaluate, "doctor": doctor}
+    commands: Dict[str, Callable[[List[str]], int]] = {
+        "train": train,
+        "evaluate": evaluate,
+        "doctor": doctor,
+        "play": play,
+        "check": check,
+    }
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(USAGE, end="")
         return EXIT_OK if arguments else EXIT_USAGE
@@ -233,6 +242,22 @@ def doctor(arguments: List[str]) -> int:
         return EXIT_OK
     examine(arguments)
     return EXIT_OK
+
+
+# -- play -----------------------------------------------------------------------------------------------------------
+def play(arguments: List[str]) -> int:
+    """Run a policy in one environment and film it."""
+    from rl_stagger.play import play as play_run
+
+    return play_run(arguments)
+
+
+# -- check ----------------------------------------------------------------------------------------------------------
+def check(arguments: List[str]) -> int:
+    """Say whether an environment keeps the contract of envs/base.py."""
+    from rl_stagger.envs.check import main as check_main
+
+    return check_main(arguments)
 
 
 # -- errors ---------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tu
 
 from torch import Tensor
 
-from rl_stagger.checkpoint import list_checkpoints, load_checkpoint, run_dir_of
+from rl_stagger.checkpoint import list_checkpoints, load_checkpoint, resolve_resume, run_dir_of
 from rl_stagger.config import Config, TaskConfig, build_config, load_config
 from rl_stagger.device import pick_device
 from rl_stagger.diagnosis import (
@@ -53,7 +53,7 @@ class DoctorConfig:
     """Settings of the doctor itself; the rest of a command line is train.py's."""
 
     run: Optional[str] = None
-    """A finished run, or one of its checkpoints, in place of a task."""
+    """A finished run, one of its checkpoints, or "latest", in place of a task."""
     seconds: float = 60.0
     """About so long."""
     device: Optional[str] = None
@@ -68,7 +68,8 @@ class DoctorConfig:
     def usage() -> str:
         return (
             "usage: rl-stagger doctor task=<task> [seconds=60] [any of train's settings, e.g. reset=staggered "
-            "rollout_steps=16]\n       rl-stagger doctor run=<run directory or checkpoint> [seconds=60] [device=cpu]\n"
+            "rollout_steps=16]\n       rl-stagger doctor run=<latest | run directory | checkpoint> [seconds=60] "
+            "[device=cpu]\n"
             "Says whether staggered resets would help, why, and what to type.\n"
         )
 
@@ -342,6 +343,9 @@ def diagnose_run(config: DoctorConfig, say: Say = lambda text: None) -> Tuple[Di
     Raises ConfigError where there are no metrics to read.
     """
     started = time.perf_counter()
+    assert config.run is not None
+    if config.run == "latest":
+        config = dataclasses.replace(config, run=str(run_dir_of(resolve_resume("latest", RUNS, key="run"))))
     assert config.run is not None
     folder = _run_folder(config.run)
     run = _run_config(folder)

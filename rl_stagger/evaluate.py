@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple, Union
 
 import torch
 from torch import Tensor
 
-from rl_stagger.checkpoint import load_checkpoint, resolve_resume, run_dir_of
-from rl_stagger.config import Config, build_config
+from rl_stagger.checkpoint import run_dir_of
 from rl_stagger.device import pick_device
 from rl_stagger.envs.base import Obs, VecEnv
-from rl_stagger.envs.phase_encoding import wrap_phase_encoding
-from rl_stagger.envs.registry import make_env
 from rl_stagger.errors import ConfigError
-from rl_stagger.models.actor_critic import ActorCritic
+from rl_stagger.policy import TrainedRun, load_run, trained_env
 from rl_stagger.rng import make_generator, seed_everything
 from rl_stagger.run_dir import write_json
 
@@ -41,6 +37,8 @@ class EvaluateConfig:
     """Stop after so many steps; needed where the task has no time limit. Unfinished episodes are reported."""
     policy: str = "both"
     """both | deterministic | stochastic."""
+    difficulty: Optional[Union[int, List[int], str]] = None
+    """null: what the training had reached. A level, a list of levels or "all" of a task that has them: each apart."""
 
     def check(self) -> None:
         """Raise ConfigError for what cannot work."""
@@ -50,12 +48,26 @@ class EvaluateConfig:
             raise ConfigError(f"policy={self.policy}: both, deterministic or stochastic")
         if self.max_steps is not None and self.max_steps < 1:
             raise ConfigError(f"max_steps={self.max_steps}: at least 1, or null")
+        if isinstance(self.difficulty, str) and self.difficulty != "all":
+            raise ConfigError(f"difficulty={self.difficulty!r}: a level (0 is the easiest), a list of them, or all")
+        if self.difficulty == []:
+            raise ConfigError("difficulty=[]: at least one level, or null")
+
+    def levels(self, count: int) -> List[int]:
+        """The levels asked for, of a task with `count` of them. Raises ConfigError for one that there is not."""
+        asked = list(range(count)) if self.difficulty == "all" else self.difficulty
+        levels = asked if isinstance(asked, list) else [asked]
+        for level in levels if levels else ["all"]:
+            if not isinstance(level, int) or not 0 <= level < count:
+                has = f"levels 0 to {count - 1}" if count else "no levels of difficulty"
+                raise ConfigError(f"difficulty={level}: this task has {has}")
+        return [int(level) for level in levels if level is not None]
 
     @staticmethod
     def usage() -> str:
         return (
             "usage: rl-stagger evaluate run=<run directory or checkpoint> [episodes=256] [policy=both|deterministic|"
-            "stochastic]\n       [seed=10000] [device=cpu] [max_steps=N]\n"
+            "stochastic]\n       [seed=10000] [device=cpu] [max_steps=N] [difficulty=all or 3 or '[0,5,9]']\n"
         )
 
 
@@ -147,6 +159,34 @@ def share_interval(hits: int, n: int, level: float = 0.95) -> Tuple[float, float
 
 def describe_episodes(episodes: Episodes, horizon_steps: Optional[int]) -> Dict[str, Any]:
     """Plain numbers for JSON: means with 95 % intervals over the finished episodes."""
+    report = _describe(episodes, horizon_steps)
+    report["phase"] = [
+        {"from": i / PHASE_BINS, "reward_per_step": reward, "running_share": share}
+        for i, (reward, share) in enumerate(zip(episodes.phase_reward.tolist(), episodes.phase_share.tolist()))
+    ]
+    return report
+
+
+def describe_cases(
+    episodes: Episodes, cases: Dict[str, Tensor], horizon_steps: Optional[int]
+) -> Dict[str, Dict[str, Any]]:
+    """Case -> the same numbers (without phases) of its episodes. `cases`: name -> [N] bool; empty ones are left out."""
+    report = {}
+    for name, mask in cases.items():
+        rows = mask.cpu()
+        if bool(rows.any()):
+            success = None if episodes.success is None else episodes.success[rows]
+            part = episodes._replace(
+                returns=episodes.returns[rows],
+                lengths=episodes.lengths[rows],
+                success=success,
+                finished=episodes.finished[rows],
+            )
+            report[name] = _describe(part, horizon_steps)
+    return report
+
+
+def _describe(episodes: Episodes, horizon_steps: Optional[int]) -> Dict[str, Any]:
     done = episodes.finished
     count = int(done.sum())
     report: Dict[str, Any] = {"episodes": count, "unfinished": int((~done).sum()), "horizon_steps": horizon_steps}
@@ -159,10 +199,6 @@ def describe_episodes(episodes: Episodes, horizon_steps: Optional[int]) -> Dict[
     if episodes.success is not None and count:
         share, low, high = share_interval(int(episodes.success[done].sum()), count)
         report["success"] = {"mean": share, "low": low, "high": high}
-    report["phase"] = [
-        {"from": i / PHASE_BINS, "reward_per_step": reward, "running_share": share}
-        for i, (reward, share) in enumerate(zip(episodes.phase_reward.tolist(), episodes.phase_share.tolist()))
-    ]
     return report
 
 
@@ -170,41 +206,52 @@ def describe_episodes(episodes: Episodes, horizon_steps: Optional[int]) -> Dict[
 def evaluate_run(config: EvaluateConfig) -> Dict[str, Any]:
     """Evaluate a run's policy; prints a table, writes evaluation.json into the run directory, returns its content."""
     config.check()
-    checkpoint = resolve_resume(config.run, Path("runs"), key="run")
-    state = load_checkpoint(checkpoint)
-    run = build_config({**state["config"], "resume": None})
+    trained = load_run(config.run, key="run")
+    checkpoint, run = trained.checkpoint, trained.config
     device = pick_device(config.device or run.device)
     report: Dict[str, Any] = {
         "checkpoint": str(checkpoint),
-        "iteration": state["iteration"],
+        "iteration": trained.state["iteration"],
         "task": run.task.label or run.task.name,
         "seed": config.seed,
     }
     kinds = ("deterministic", "stochastic") if config.policy == "both" else (config.policy,)
     for kind in kinds:
-        report[kind] = _evaluate_policy(kind, dataclasses.replace(run, device=device), state["model"], config)
+        report[kind] = _evaluate_policy(kind, trained, device, config)
     write_json(run_dir_of(checkpoint) / "evaluation.json", report)
     _print_report(report, kinds, run_dir_of(checkpoint) / "evaluation.json")
     return report
 
 
-def _evaluate_policy(kind: str, run: Config, model_state: Dict[str, Any], config: EvaluateConfig) -> Dict[str, Any]:
-    """A fresh environment and the saved policy; curricula frozen, no staggering."""
+def _evaluate_policy(kind: str, trained: TrainedRun, device: str, config: EvaluateConfig) -> Dict[str, Any]:
+    """A fresh environment and the saved policy; curricula frozen, no staggering.
+
+    The numbers of its episodes, and "cases" of them where the task tells some apart; where levels were asked for,
+    "difficulties" with those of each.
+    """
     seed_everything(config.seed)
-    torch.set_num_threads(run.threads)
-    env = make_env(run.task.name, config.episodes, run.device, config.seed, **run.task.settings)
+    torch.set_num_threads(trained.config.threads)
+    env, model = trained_env(trained, config.episodes, device, config.seed)
     try:
-        env = wrap_phase_encoding(env, run.phase_encoding)
-        env.set_evaluation(True)
-        model = ActorCritic(env.spec, run.model).to(env.device)
-        model.load_state_dict(model_state)
         generator = make_generator(env.device, config.seed)
 
         def sample(obs: Obs) -> Tensor:
             return model.act(obs, generator).env_action
 
         act = model.act_mode if kind == "deterministic" else sample
-        return describe_episodes(first_episodes(env, act, config.max_steps), env.spec.horizon_steps)
+
+        def judge() -> Dict[str, Any]:
+            episodes, horizon_steps = first_episodes(env, act, config.max_steps), env.spec.horizon_steps
+            cases = describe_cases(episodes, env.evaluation_cases(), horizon_steps)
+            return {**describe_episodes(episodes, horizon_steps), **({"cases": cases} if cases else {})}
+
+        if config.difficulty is None:
+            return judge()
+        judged = []
+        for level in config.levels(env.difficulty_levels):
+            env.set_difficulty(level)
+            judged.append({"difficulty": level, **judge()})
+        return {"difficulties": judged}
     finally:
         env.close()
 
@@ -214,13 +261,28 @@ def _print_report(report: Dict[str, Any], kinds: Tuple[str, ...], path: Path) ->
     from rich.table import Table
 
     table = Table(title=f"{report['task']}, iteration {report['iteration']}: mean [95 % interval]")
-    for column in ("policy", "episodes", "return", "length", "success"):
-        table.add_column(column, justify="left" if column == "policy" else "right")
-    for kind in kinds:
-        part = report[kind]
-        shown = [_shown(part.get(name), digits) for name, digits in (("return", 2), ("length", 1), ("success", 3))]
-        unfinished = f" (+{part['unfinished']} unfinished)" if part["unfinished"] else ""
-        table.add_row(kind, f"{part['episodes']}{unfinished}", *shown)
+    levels = [(kind, part) for kind in kinds for part in report[kind].get("difficulties", [report[kind]])]
+    leading = ["policy"]
+    leading += ["difficulty"] if "difficulty" in levels[0][1] else []
+    leading += ["case"] if "cases" in levels[0][1] else []
+    for column in (*leading, "episodes", "return", "length", "success"):
+        table.add_column(column, justify="left" if column in leading else "right")
+    for kind, level in levels:
+        for case, part in (("all", level), *level.get("cases", {}).items()):
+            cells = {"policy": kind, "difficulty": str(level.get("difficulty")), "case": case}
+            shown = [_shown(part.get(name), digits) for name, digits in (("return", 2), ("length", 1), ("success", 3))]
+            unfinished = f" (+{part['unfinished']} unfinished)" if part["unfinished"] else ""
+            table.add_row(*(cells[name] for name in leading), f"{part['episodes']}{unfinished}", *shown)
+    console = Console()
+    console.print(table)
+    if "phase" in report[kinds[0]]:
+        console.print(_phase_table(report, kinds))
+    print(f"written to {path}")
+
+
+def _phase_table(report: Dict[str, Any], kinds: Tuple[str, ...]) -> Any:
+    from rich.table import Table
+
     phases = Table(title="mean reward per step by phase")
     phases.add_column("phase", justify="right")
     for kind in kinds:
@@ -229,9 +291,7 @@ def _print_report(report: Dict[str, Any], kinds: Tuple[str, ...], path: Path) ->
         parts = [report[kind]["phase"][index] for kind in kinds]
         cells = [f"{part['reward_per_step']:.3g}" if part["running_share"] else "-" for part in parts]
         phases.add_row(f"{100 * index // PHASE_BINS}-{100 * (index + 1) // PHASE_BINS} %", *cells)
-    console = Console()
-    console.print(table, phases)
-    print(f"written to {path}")
+    return phases
 
 
 def _shown(value: Optional[Dict[str, Any]], digits: int) -> str:

@@ -28,19 +28,21 @@ class Rollout:
         num_envs: int,
         spec: EnvSpec,
         num_params: int,
-        value_group: str,
         keep_final_obs: bool,
         device: torch.device,
     ) -> None:
         def zeros(*shape: int, dtype: torch.dtype = torch.float32, extra: int = 0) -> Tensor:
             return torch.zeros((steps + extra, num_envs, *shape), dtype=dtype, device=device)
 
-        self.steps, self.num_envs, self.value_group = steps, num_envs, value_group
-        groups = {"policy", value_group}
-        self.obs = {name: zeros(*shape, extra=1) for name, shape in spec.obs_shapes.items() if name in groups}
-        """[K + 1, N, ...] per group that the nets read."""
-        self.final_obs = zeros(*spec.obs_shapes[value_group]) if keep_final_obs else None
-        """The critic's group of the state an episode ended in; rows read where truncated."""
+        def zero_obs(name: str, extra: int) -> Tensor:
+            return zeros(*spec.obs_shapes[name], dtype=spec.obs_dtype(name), extra=extra)
+
+        self.steps, self.num_envs = steps, num_envs
+        read = {*spec.actor_groups, *spec.critic_groups}
+        self.obs = {name: zero_obs(name, 1) for name in spec.obs_shapes if name in read}
+        """[K + 1, N, ...] per group that the nets read, in the group's own dtype."""
+        self.final_obs = {name: zero_obs(name, 0) for name in spec.critic_groups} if keep_final_obs else None
+        """The critic's groups of the state an episode ended in; rows read where truncated."""
         if isinstance(spec.action, Discrete):
             self.action = zeros(dtype=torch.int64)
         else:
@@ -76,7 +78,8 @@ class Rollout:
         if self.final_obs is not None:
             if step.final_obs is None:
                 raise ContractError("Step.final_obs is None, but the environment claims Capability.FINAL_OBS")
-            self.final_obs[t].copy_(step.final_obs[self.value_group])
+            for name, x in self.final_obs.items():
+                x[t].copy_(step.final_obs[name])
         info = step.info
         for target, key in ((self.success, "success"), (self.cut, "cut"), (self.frozen, "frozen")):
             if key in info:
@@ -99,6 +102,8 @@ class Rollout:
             if isinstance(value, Tensor):
                 setattr(part, name, value[:steps])
         part.obs = {name: x[: steps + 1] for name, x in self.obs.items()}
+        if self.final_obs is not None:
+            part.final_obs = {name: x[:steps] for name, x in self.final_obs.items()}
         part.steps = steps
         return part
 
@@ -151,11 +156,12 @@ def bad_rows(rollout: Rollout) -> Dict[str, Tensor]:
     def bad(x: Tensor) -> Tensor:
         return (~torch.isfinite(x)).flatten(2).any(2) if x.dim() > 2 else ~torch.isfinite(x)
 
-    found = {f"obs['{name}']": bad(x) for name, x in rollout.obs.items()}
+    found = {f"obs['{name}']": bad(x) for name, x in rollout.obs.items() if x.is_floating_point()}
     found["reward"] = bad(rollout.reward) & rollout.valid
     found["action distribution"] = bad(rollout.params)
-    if rollout.final_obs is not None:
-        found["final_obs"] = bad(rollout.final_obs) & rollout.needs_final
+    for name, x in (rollout.final_obs or {}).items():
+        if x.is_floating_point():
+            found[f"final_obs['{name}']"] = bad(x) & rollout.needs_final
     return found
 
 
@@ -197,9 +203,7 @@ class Collector:
         self, env: VecEnv, model: ActorCritic, steps: int, keep_final_obs: bool, seed: int, watch: Stopwatch
     ) -> None:
         self.env, self.model, self.watch = env, model, watch
-        self.rollout = Rollout(
-            steps, env.num_envs, env.spec, model.head.num_params, model.value_group, keep_final_obs, env.device
-        )
+        self.rollout = Rollout(steps, env.num_envs, env.spec, model.head.num_params, keep_final_obs, env.device)
         self.generator = make_generator(env.device, seed)
         self.obs: Optional[Obs] = None
         self.brought_up = False

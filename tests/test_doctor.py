@@ -1,6 +1,7 @@
 """The doctor from end to end: what it says of small tasks, any environment and finished runs, and what it writes."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from rl_stagger.config import build_config, load_config
 from rl_stagger.doctor import DoctorConfig, diagnose, diagnose_run, diagnose_task, examine, split_arguments
 from rl_stagger.envs.base import Capability
 from rl_stagger.envs.registry import make_env
-from rl_stagger.errors import ConfigError
+from rl_stagger.errors import CheckpointError, ConfigError
 from rl_stagger.resets.rule import StaggeredResets
 from rl_stagger.runner import Runner
 
@@ -189,6 +190,16 @@ def test_a_runs_checkpoint_and_its_policy(synchronous_run):
     diagnosis, folder = diagnose_run(DoctorConfig(run=str(checkpoint), seconds=1.0))
     assert folder == synchronous_run
     assert diagnosis.findings.profiles[0].policy == "trained"
+
+
+def test_the_latest_run_is_found(synchronous_run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(CheckpointError, match="run=latest: there is no checkpoint under runs"):
+        diagnose_run(DoctorConfig(run="latest"))
+    shutil.copytree(synchronous_run, tmp_path / "runs" / "chain" / "one")
+    diagnosis, folder = diagnose_run(DoctorConfig(run="latest", seconds=1.0))
+    assert folder == Path("runs/chain/one")
+    assert diagnosis.rule == "synchronous"
 
 
 def test_a_staggered_run_is_the_rules_arm(tmp_path):

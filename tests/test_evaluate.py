@@ -259,3 +259,46 @@ def test_settings_that_cannot_work_are_named(tmp_path):
     with pytest.raises(CheckpointError, match="no checkpoint"):
         evaluate_run(EvaluateConfig(run=str(tmp_path)))
     assert "run=" in EvaluateConfig.usage()
+
+
+# -- difficulty -----------------------------------------------------------------------------------------------------
+@pytest.fixture(scope="module")
+def graded_run(tmp_path_factory):
+    return train(tmp_path_factory.mktemp("graded") / "run", "helpers.graded_env:Graded", "reset=synchronous")
+
+
+def test_each_level_and_each_case_apart(graded_run, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "140")
+    config = EvaluateConfig(str(graded_run), episodes=4, policy="deterministic", difficulty=[2, 0])
+    hard, easy = evaluate_run(config)["deterministic"]["difficulties"]
+    # 4 steps of 10 * level + 1 on stairs, of 10 * level - 1 on a slope
+    assert (hard["difficulty"], hard["return"]["mean"]) == (2, 80.0)
+    assert {case: part["return"]["mean"] for case, part in hard["cases"].items()} == {"stairs": 84.0, "slope": 76.0}
+    assert {case: part["episodes"] for case, part in easy["cases"].items()} == {"stairs": 2, "slope": 2}
+    assert easy["return"]["mean"] == 0.0
+    printed = capsys.readouterr().out
+    assert "difficulty" in printed
+    assert "84.00" in printed
+    whole = evaluate_run(EvaluateConfig(str(graded_run), episodes=4, policy="deterministic", difficulty="all"))
+    assert [part["difficulty"] for part in whole["deterministic"]["difficulties"]] == [0, 1, 2]
+    assert whole["deterministic"]["difficulties"][2] == hard
+
+
+def test_without_a_level_it_is_judged_where_training_had_come_to(graded_run):
+    # Training reset all once, and that brought it to level 0; a curriculum that still moved would be at 1 by now.
+    report = evaluate_run(EvaluateConfig(str(graded_run), episodes=4, policy="deterministic"))["deterministic"]
+    assert report["return"]["mean"] == 0.0
+    assert report["cases"]["stairs"]["return"]["mean"] == 4.0
+
+
+def test_levels_that_there_are_not(graded_run, run_dir):
+    for difficulty, folder, text in (
+        (3, graded_run, r"difficulty=3: this task has levels 0 to 2"),
+        ([0, -1], graded_run, r"difficulty=-1"),
+        ("hard", graded_run, r"difficulty='hard': a level"),
+        ([], graded_run, r"difficulty=\[\]"),
+        (0, run_dir, r"difficulty=0: this task has no levels"),
+        ("all", run_dir, r"difficulty=all: this task has no levels"),
+    ):
+        with pytest.raises(ConfigError, match=text):
+            evaluate_run(EvaluateConfig(str(folder), episodes=4, difficulty=difficulty))

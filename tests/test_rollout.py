@@ -49,7 +49,7 @@ def test_row_t_belongs_to_the_transition_that_leaves_obs_t():
     assert rollout.was_reset[:, 0].tolist() == [False, False, True, False, False]
     assert rollout.phase[:, 0].tolist() == rollout.clock[:, 0].tolist() == [0, 1, 2, 0, 1]
     assert rollout.final_obs is not None
-    assert rollout.final_obs[2, 0, 0] == 3
+    assert rollout.final_obs["policy"][2, 0, 0] == 3
     assert not rollout.terminated.any()
     assert torch.equal(rollout.obs["policy"][0], torch.zeros(2, 1))
     collector.collect()
@@ -103,11 +103,11 @@ def test_final_observations_are_needed_only_where_a_valid_step_was_truncated():
 
 def test_only_groups_that_the_nets_read_are_stored():
     spec = EnvSpec({"policy": (2,), "critic": (3,), "teacher": (9,)}, Box(1), None)
-    rollout = Rollout(4, 5, spec, 1, "critic", True, CPU)
+    rollout = Rollout(4, 5, spec, 1, True, CPU)
     assert {name: tuple(x.shape) for name, x in rollout.obs.items()} == {"policy": (5, 5, 2), "critic": (5, 5, 3)}
     assert rollout.final_obs is not None
-    assert tuple(rollout.final_obs.shape) == (4, 5, 3)
-    assert Rollout(4, 5, spec, 1, "critic", False, CPU).final_obs is None
+    assert {name: tuple(x.shape) for name, x in rollout.final_obs.items()} == {"critic": (4, 5, 3)}
+    assert Rollout(4, 5, spec, 1, False, CPU).final_obs is None
 
 
 def test_flat_obs():
@@ -234,13 +234,14 @@ def test_a_healthy_rollout():
         ("obs", "obs['policy']", 2, 2),
         ("obs", "obs['policy']", 4, 4),  # the one after the last transition
         ("reward", "reward", 2, 2),
-        ("final_obs", "final_obs", 1, 1),
+        ("final_obs", "final_obs['policy']", 1, 1),
         ("params", "action distribution", 0, 0),
     ],
 )
 def test_what_is_not_finite_is_named(value, tensor, name, row, step):
     rollout = healthy()
-    x = rollout.obs["policy"] if tensor == "obs" else getattr(rollout, tensor)
+    x = getattr(rollout, tensor)
+    x = x["policy"] if isinstance(x, dict) else x
     x[row, 3] = value
     health = read_health(rollout)
     assert health.faults == {name: 1}
@@ -290,11 +291,11 @@ def test_what_is_never_read_may_be_nan():
     rollout.valid[3, 3] = False
     rollout.reward[3, 3] = NAN  # a frozen step's
     assert rollout.final_obs is not None
-    rollout.final_obs.fill_(NAN)  # read where truncated only
-    rollout.final_obs[1, 3] = rollout.final_obs[2, 0] = 0.0
+    rollout.final_obs["policy"].fill_(NAN)  # read where truncated only
+    rollout.final_obs["policy"][1, 3] = rollout.final_obs["policy"][2, 0] = 0.0
     assert read_health(rollout).faults == {}
     rollout.terminated[1, 3] = True  # an ended episode's final observation is not read either
-    rollout.final_obs[1, 3] = NAN
+    rollout.final_obs["policy"][1, 3] = NAN
     assert read_health(rollout) == (1, {})
 
 

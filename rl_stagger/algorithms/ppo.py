@@ -6,7 +6,7 @@ Shapes: K steps, N environments, B = K * N rows of a batch. No function here rea
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Dict, List, Literal, NamedTuple, Optional, Tuple
+from typing import Any, Dict, Iterator, List, Literal, NamedTuple, Optional, Tuple
 
 import torch
 from torch import Tensor
@@ -97,7 +97,7 @@ class Batch(NamedTuple):
     """One iteration's rows, flat: [B, ...]."""
 
     obs: Dict[str, Tensor]
-    """Normalised, [B, O] per group."""
+    """Normalised, [B, O] per group; images as they are."""
     action: Tensor
     """Raw."""
     log_prob: Tensor
@@ -167,16 +167,15 @@ class PPO:
         cfg, model, steps, envs = self.config, self.model, rollout.steps, rollout.num_envs
         rows = steps * envs
         normalized = model.normalize(rollout.flat_obs(steps + 1))
-        seen_by_critic = normalized[model.value_group]
+        seen_by_critic = [{name: normalized[name] for name in model.critic_groups}]
         if rollout.final_obs is not None and cfg.bootstrap == "final_obs":
-            last = rollout.final_obs.flatten(0, 1).index_select(0, truncated_rows)
-            last = model.normalize_group(model.value_group, last)
-            seen_by_critic = torch.cat([seen_by_critic, last])
-        values = model.value({model.value_group: seen_by_critic}, normalized=True)
+            last = {name: x.flatten(0, 1).index_select(0, truncated_rows) for name, x in rollout.final_obs.items()}
+            seen_by_critic.append({name: model.normalize_group(name, x) for name, x in last.items()})
+        values = self._values(seen_by_critic, max(1, rows // cfg.minibatches))
         value = values[:rows].view(steps, envs)
         value_after = values[envs : rows + envs].view(steps, envs)
         final_value = value.flatten().clone()
-        if seen_by_critic.shape[0] > rows + envs:
+        if values.shape[0] > rows + envs:
             final_value.index_copy_(0, truncated_rows, values[rows + envs :])
         next_value, terminated = bootstrap_values(
             value, value_after, final_value.view(steps, envs), rollout.terminated, rollout.truncated, cfg.bootstrap
@@ -213,6 +212,18 @@ class PPO:
         )
         return batch, estimates, metrics
 
+    def _values(self, parts: List[Dict[str, Tensor]], piece_rows: int) -> Tensor:
+        """V of the normalised rows of all `parts`, one after the other. Images go in pieces of `piece_rows`: what a
+        convolution of all of them would need in memory is many times their own size."""
+        if not self.model.images:
+            obs = {name: torch.cat([part[name] for part in parts]) for name in parts[0]} if parts[1:] else parts[0]
+            return self.model.value(obs, normalized=True)
+        pieces = (zip(*(x.split(piece_rows) for x in part.values())) for part in parts)
+        names = list(parts[0])
+        return torch.cat(
+            [self.model.value(dict(zip(names, piece)), normalized=True) for part in pieces for piece in part]
+        )
+
     # -- update --------------------------------------------------------------------------------------------------
     def update(self, batch: Batch, iteration: int) -> Dict[str, Tensor]:
         """Epochs of minibatch steps. Returns means over the minibatches as device scalars; "policy/ratio_max_error" is
@@ -234,7 +245,7 @@ class PPO:
         for _ in range(cfg.epochs):
             order = torch.randperm(rows, generator=self.generator, device=device)
             active_before = active
-            for part in _split(_rows(batch, order), cfg.minibatches):
+            for part in _minibatches(batch, order, cfg.minibatches, self.model.images):
                 loss, stats = self._loss(part, old_scale)
                 kl = stats["policy/kl"]
                 # Not at the first minibatch: before any step its KL says nothing about the step size.
@@ -317,14 +328,19 @@ class PPO:
         set_generator_state(self.generator, state["generator"])
 
 
-def _rows(batch: Batch, order: Tensor) -> Batch:
-    """`batch` with its rows in `order`: one gather per tensor."""
-    obs = {name: x.index_select(0, order) for name, x in batch.obs.items()}
-    return Batch(obs, *(x.index_select(0, order) for x in batch[1:]))
+def _minibatches(batch: Batch, order: Tensor, parts: int, images: Tuple[str, ...]) -> Iterator[Batch]:
+    """`batch` with its rows in `order`, in `parts` whose sizes differ by at most one row; no row is left out.
 
-
-def _split(batch: Batch, parts: int) -> List[Batch]:
-    """`parts` views whose sizes differ by at most one row; no row is left out."""
-    obs = {name: x.tensor_split(parts) for name, x in batch.obs.items()}
-    fields = [x.tensor_split(parts) for x in batch[1:]]
-    return [Batch({name: x[i] for name, x in obs.items()}, *(field[i] for field in fields)) for i in range(parts)]
+    One gather per tensor, of which the parts are views; images are gathered part by part, since a second copy of all of
+    them may not fit in memory.
+    """
+    vectors = {
+        name: x.index_select(0, order).tensor_split(parts) for name, x in batch.obs.items() if name not in images
+    }
+    fields = [x.index_select(0, order).tensor_split(parts) for x in batch[1:]]
+    rows = order.tensor_split(parts) if images else ()
+    for i in range(parts):
+        obs = {name: x[i] for name, x in vectors.items()}
+        for name in images:
+            obs[name] = batch.obs[name].index_select(0, rows[i])
+        yield Batch(obs, *(field[i] for field in fields))

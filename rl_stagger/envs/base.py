@@ -16,10 +16,11 @@ from typing import Any, Dict, FrozenSet, Optional, Sequence, Tuple, Union
 import torch
 from torch import Tensor
 
-from rl_stagger.errors import CapabilityError, ContractError
+from rl_stagger.errors import CapabilityError, ConfigError, ContractError, nearest
 
 Obs = Dict[str, Tensor]
-"""Observation group -> [N, ...]. "policy" is always there; "critic" where the critic sees something else."""
+"""Observation group -> [N, ...]. "policy" is always there; "critic" where the critic sees something else. More groups
+for the one and the other are called "policy/<name>" and "critic/<name>"; groups of other names no net reads."""
 
 Bound = Union[float, Sequence[float], None]
 
@@ -76,6 +77,9 @@ class EnvSpec:
     """H, the time limit in env steps; None = no time limit."""
     phase_columns: Dict[str, int] = field(default_factory=dict)
     """Group -> how many of its last columns encode the phase (see envs/phase_encoding.py)."""
+    obs_dtypes: Dict[str, torch.dtype] = field(default_factory=dict)
+    """Group -> torch.uint8 or torch.float32; groups that are not named here are float32. An image is a group
+    (C, H, W), as a rule of uint8, which scales its 0 to 255 to 0 to 1 for the nets."""
 
     def __post_init__(self) -> None:
         if "policy" not in self.obs_shapes:
@@ -85,6 +89,28 @@ class EnvSpec:
             raise ValueError(
                 f"EnvSpec.horizon_steps={horizon}: a whole number of at least 1, or None for no time limit"
             )
+        for name, dtype in self.obs_dtypes.items():
+            if name not in self.obs_shapes:
+                raise ValueError(f"EnvSpec.obs_dtypes: there is no group '{name}'; {nearest(name, self.obs_shapes)}")
+            if dtype not in (torch.float32, torch.uint8):
+                raise ValueError(f"EnvSpec.obs_dtypes['{name}']={dtype}: torch.float32 or torch.uint8")
+
+    def obs_dtype(self, group: str) -> torch.dtype:
+        """torch.float32 or torch.uint8."""
+        return self.obs_dtypes.get(group, torch.float32)
+
+    @property
+    def actor_groups(self) -> Tuple[str, ...]:
+        """What the actor reads: "policy" and every "policy/<name>", in the order of `obs_shapes`."""
+        return self._groups_of("policy")
+
+    @property
+    def critic_groups(self) -> Tuple[str, ...]:
+        """What the critic reads: "critic" and every "critic/<name>" where there are any, else what the actor reads."""
+        return self._groups_of("critic") or self.actor_groups
+
+    def _groups_of(self, role: str) -> Tuple[str, ...]:
+        return tuple(name for name in self.obs_shapes if name == role or name.startswith(f"{role}/"))
 
 
 @dataclass
@@ -140,6 +166,8 @@ class VecEnv(abc.ABC):
     device: torch.device
     spec: EnvSpec
     capabilities: FrozenSet[Capability] = frozenset()
+    difficulty_levels: int = 0
+    """How many levels `set_difficulty` knows; 0 where the task has no fixed difficulties."""
     made_from: Optional[Tuple[str, Dict[str, Any]]] = None
     """(task, settings) where `make_env` built it, so that a run can say how to build it again."""
 
@@ -195,6 +223,17 @@ class VecEnv(abc.ABC):
     def set_evaluation(self, evaluating: bool) -> None:
         """Freeze curricula at the difficulty they have; the default has none to freeze."""
 
+    def load_curriculum(self, state: Dict[str, Any]) -> None:
+        """Take over the difficulty that a training had reached from its environment's `state_dict`, whatever its N."""
+
+    def set_difficulty(self, level: int) -> None:
+        """All episodes from the next full `reset` on are this hard, 0 (easiest) to `difficulty_levels` - 1."""
+        raise ConfigError(f"difficulty={level}: {type(self).__name__} has no fixed difficulties")
+
+    def evaluation_cases(self) -> Dict[str, Tensor]:
+        """Name -> [N] bool: kinds of episodes (of terrain, say) that an evaluation tells apart; {} = none."""
+        return {}
+
     def render(self, env_index: int = 0) -> Any:
         """One picture of one environment, [height, width, 3] uint8 on the CPU."""
         raise self.lacks(Capability.RENDER)
@@ -238,13 +277,15 @@ def check_action(action: Tensor, spec: ActionSpec, num_envs: int) -> Tensor:
 
 
 def check_obs(what: str, obs: Any, spec: EnvSpec, num_envs: int, device: torch.device) -> None:
-    """Raise ContractError unless `obs` has every group of `spec` as float [N, *shape] on `device`. Reads no values."""
+    """Raise ContractError unless `obs` has every group of `spec` as [N, *shape] on `device`, of uint8 where the spec
+    says so and of some float type elsewhere. Reads no values."""
     if not isinstance(obs, dict):
         raise ContractError(f"{what} is a {type(obs).__name__}, expected a dict of observation groups")
     for name, shape in spec.obs_shapes.items():
         if name not in obs:
             raise ContractError(f"{what} has groups {sorted(map(str, obs))}, the spec has '{name}' as well")
-        _check_tensor(f"{what}['{name}']", obs[name], (num_envs, *shape), "float", device)
+        kind = "uint8" if spec.obs_dtype(name) == torch.uint8 else "float"
+        _check_tensor(f"{what}['{name}']", obs[name], (num_envs, *shape), kind, device)
 
 
 def check_step(step: Any, spec: EnvSpec, num_envs: int, device: torch.device) -> None:
@@ -267,7 +308,7 @@ def check_step(step: Any, spec: EnvSpec, num_envs: int, device: torch.device) ->
 def _check_tensor(what: str, x: Any, shape: Tuple[int, ...], kind: str, device: torch.device) -> None:
     if not isinstance(x, Tensor):
         raise ContractError(f"{what} is a {type(x).__name__}, expected a tensor {list(shape)}")
-    right_kind = x.is_floating_point() if kind == "float" else x.dtype == torch.bool
+    right_kind = x.is_floating_point() if kind == "float" else x.dtype == getattr(torch, kind)
     if tuple(x.shape) != shape or not right_kind or x.device.type != device.type:
         raise ContractError(
             f"{what} is {list(x.shape)} {x.dtype} on {x.device}, expected {list(shape)} {kind} on {device}"

@@ -27,7 +27,8 @@ class PhaseEncodingConfig:
     kind: Kind = "none"
     """linear: u itself. fourier: sin and cos of 2 pi k u, in which an episode's end at H looks like its start."""
     groups: Tuple[str, ...] = ("policy", "critic")
-    """Observation groups that get the columns; those that the task does not have are passed over."""
+    """Observation groups that get the columns; those that the task does not have are passed over. Beside a group that
+    cannot be made longer, an image, they stand as a group of their own, "<name>/phase"."""
     num_frequencies: int = 2
     """fourier: k = 1 .. num_frequencies."""
     critic_l2: float = 0.0
@@ -65,12 +66,12 @@ def encode_phase(elapsed_steps: Tensor, horizon_steps: int, kind: Kind, num_freq
 
 
 class PhaseEncoding(VecEnv):
-    """Any VecEnv with its clock at the end of some observation groups; itself a VecEnv.
+    """Any VecEnv with its clock at the end of some observation groups, or beside them; itself a VecEnv.
 
     It goes inside StaggeredResets. What is shown is `elapsed_steps`, which the time limit looks at, not the true phase:
     they differ after `bring_up=clock`. `final_obs` shows the clock that the episode ended with. A clock written by
     `set_elapsed_steps` shows from the next observation on. Raises ConfigError for a task without time limit and for
-    groups that cannot take a column.
+    groups that no net reads.
     """
 
     def __init__(self, env: VecEnv, config: PhaseEncodingConfig) -> None:
@@ -78,7 +79,7 @@ class PhaseEncoding(VecEnv):
             raise ConfigError(f"phase_encoding.{name}={value}: {right}")
         self.env, self.config = env, config
         self.num_envs, self.device, self.capabilities = env.num_envs, env.device, env.capabilities
-        self.made_from = env.made_from
+        self.made_from, self.difficulty_levels = env.made_from, env.difficulty_levels
         horizon, shapes = env.spec.horizon_steps, env.spec.obs_shapes
         if horizon is None:
             raise ConfigError(
@@ -88,10 +89,12 @@ class PhaseEncoding(VecEnv):
         self.horizon_steps: int = horizon
         self._groups = _groups_to_encode(env, config)
         num_columns = self._columns(torch.zeros(1, dtype=torch.int64)).shape[1]
-        longer = {name: (shapes[name][0] + num_columns,) for name in self._groups}
-        self.spec = dataclasses.replace(
-            env.spec, obs_shapes={**shapes, **longer}, phase_columns=dict.fromkeys(self._groups, num_columns)
-        )
+        longer = {
+            target: (shapes[name][0] + num_columns if target == name else num_columns,)
+            for name, target in self._groups.items()
+        }
+        columns_of = dict.fromkeys(self._groups.values(), num_columns)
+        self.spec = dataclasses.replace(env.spec, obs_shapes={**shapes, **longer}, phase_columns=columns_of)
         self._checked = False
 
     # -- what is encoded -----------------------------------------------------------------------------------------
@@ -116,7 +119,10 @@ class PhaseEncoding(VecEnv):
 
     def _append(self, obs: Obs, elapsed_steps: Tensor) -> Obs:
         columns = self._columns(elapsed_steps)
-        longer = {name: torch.cat([obs[name], columns.to(obs[name].dtype)], dim=1) for name in self._groups}
+        longer = {
+            target: torch.cat([obs[name], columns.to(obs[name].dtype)], dim=1) if target == name else columns
+            for name, target in self._groups.items()
+        }
         return {**obs, **longer}
 
     def _columns(self, elapsed_steps: Tensor) -> Tensor:
@@ -149,6 +155,15 @@ class PhaseEncoding(VecEnv):
 
     def set_evaluation(self, evaluating: bool) -> None:
         self.env.set_evaluation(evaluating)
+
+    def load_curriculum(self, state: Dict[str, Any]) -> None:
+        self.env.load_curriculum(state)
+
+    def set_difficulty(self, level: int) -> None:
+        self.env.set_difficulty(level)
+
+    def evaluation_cases(self) -> Dict[str, Tensor]:
+        return self.env.evaluation_cases()
 
     def render(self, env_index: int = 0) -> Any:
         return self.env.render(env_index)
@@ -190,24 +205,26 @@ def encoding_in_force(env: VecEnv, asked: PhaseEncodingConfig, can_wrap: bool) -
     return asked
 
 
-def _groups_to_encode(env: VecEnv, config: PhaseEncodingConfig) -> Tuple[str, ...]:
-    """The chosen groups that the task has. ConfigError where they cannot be what was meant."""
-    shapes, asked = env.spec.obs_shapes, f"phase_encoding.groups=[{','.join(config.groups)}]"
+def _groups_to_encode(env: VecEnv, config: PhaseEncodingConfig) -> Dict[str, str]:
+    """The chosen groups that the task has -> the group that gets the columns: the same one, or "<name>/phase" beside
+    what is no row of floats. ConfigError where they cannot be what was meant."""
+    spec, shapes, asked = env.spec, env.spec.obs_shapes, f"phase_encoding.groups=[{','.join(config.groups)}]"
+    targets: Dict[str, str] = {}
     found = tuple(name for name in shapes if name in config.groups)
     if not found:
         raise ConfigError(f"{asked}: this task has none of them; {nearest(config.groups[0], shapes)}")
     for name in found:
-        if len(shapes[name]) != 1:
-            raise ConfigError(
-                f"{asked}: observation group '{name}' has shape {list(shapes[name])}; columns can be appended to "
-                "groups of one dimension only"
-            )
-        if name in env.spec.phase_columns:
+        if name not in spec.actor_groups + spec.critic_groups:
+            readable = nearest(name, {*spec.actor_groups, *spec.critic_groups})
+            raise ConfigError(f"{asked}: no net reads the observation group '{name}'; {readable}")
+        appendable = len(shapes[name]) == 1 and spec.obs_dtype(name) == torch.float32
+        targets[name] = name if appendable else f"{name}/phase"
+        if targets[name] in spec.phase_columns:
             raise ConfigError(f"phase_encoding: observation group '{name}' is encoded already; wrap once")
-    value_group = "critic" if "critic" in shapes else "policy"
-    if config.critic_l2 > 0.0 and value_group not in found:
+    if config.critic_l2 > 0.0 and not set(found) & set(spec.critic_groups):
+        reads = " and ".join(f"'{name}'" for name in spec.critic_groups)
         raise ConfigError(
-            f"phase_encoding.critic_l2={config.critic_l2}: the critic reads group '{value_group}', which {asked} "
-            "leaves out; add it or use 0"
+            f"phase_encoding.critic_l2={config.critic_l2}: the critic reads group {reads}, which {asked} leaves out; "
+            "add it or use 0"
         )
-    return found
+    return targets

@@ -358,7 +358,12 @@ def gymnasium_spaces(spec: EnvSpec, action_bound: Optional[float] = None) -> Any
     import numpy as np
     from gymnasium import spaces
 
-    parts = {name: spaces.Box(-np.inf, np.inf, shape, np.float32) for name, shape in spec.obs_shapes.items()}
+    parts = {
+        name: spaces.Box(0, 255, shape, np.uint8)
+        if spec.obs_dtype(name) == torch.uint8
+        else spaces.Box(-np.inf, np.inf, shape, np.float32)
+        for name, shape in spec.obs_shapes.items()
+    }
     obs_space = parts["policy"] if len(parts) == 1 else spaces.Dict(parts)
     if isinstance(spec.action, Discrete):
         return obs_space, spaces.Discrete(spec.action.n)

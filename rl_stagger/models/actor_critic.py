@@ -4,13 +4,14 @@ exported is the whole policy."""
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Callable, Dict, List, Literal, NamedTuple, Optional, Sequence, Tuple
+from dataclasses import dataclass, field
+from typing import Callable, Dict, Iterable, List, Literal, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor, nn
 
 from rl_stagger.envs.base import EnvSpec, Obs
+from rl_stagger.models.cnn import CNNConfig, ImageEncoder
 from rl_stagger.models.distributions import make_head
 from rl_stagger.models.normalizer import IdentityNormalizer, RunningNormalizer
 
@@ -25,7 +26,7 @@ ACTIVATIONS: Dict[str, Callable[[], nn.Module]] = {
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Multi-layer perceptrons for actor and critic."""
+    """Multi-layer perceptrons for actor and critic; before them, where the task has images, a convolutional network."""
 
     actor_hidden: Tuple[int, ...] = (64, 64)
     """Units of each hidden layer of the actor; of the trunk where `shared_trunk`."""
@@ -50,6 +51,10 @@ class ModelConfig:
     """Normalised observations are clipped to +-obs_clip."""
     normalize_value: bool = False
     """The critic's output is in units of the targets' running moments (PopArt, van Hasselt et al. 2016, 1602.07714)."""
+    name: Literal["mlp", "cnn"] = "mlp"
+    """cnn: for tasks with images, observation groups (C, H, W)."""
+    cnn: CNNConfig = field(default_factory=CNNConfig)
+    """name=cnn: what reads the images; actor and critic share it where they see the same image."""
 
     def check(self) -> List[Tuple[str, object, str]]:
         """(field, value, what is right) of every setting that cannot work."""
@@ -63,7 +68,7 @@ class ModelConfig:
             faults.append(("init_std", self.init_std, f"at least std_floor = {self.std_floor}"))
         if self.obs_clip <= 0:
             faults.append(("obs_clip", self.obs_clip, "above 0, e.g. 10"))
-        return faults
+        return faults + [(f"cnn.{name}", value, right) for name, value, right in self.cnn.check()]
 
 
 class Act(NamedTuple):
@@ -108,49 +113,67 @@ def mlp(
 
 
 class ActorCritic(nn.Module):
-    """Reads group "policy" for the actor and "critic" (or "policy" where there is no such group) for the critic."""
+    """The actor reads the groups `spec.actor_groups`, the critic `spec.critic_groups`: vectors, and what the
+    convolutional network makes of images, beside each other in the order of `spec.obs_shapes`."""
 
     def __init__(self, spec: EnvSpec, config: ModelConfig, phase_l2: float = 0.0) -> None:
-        """`phase_l2`: weight of `phase_penalty` in the loss."""
+        """`phase_l2`: weight of `phase_penalty` in the loss. ValueError for a model that does not fit the task."""
         super().__init__()
         self.phase_l2 = phase_l2
-        self.value_group = "critic" if "critic" in spec.obs_shapes else "policy"
-        if config.shared_trunk and self.value_group == "critic":
+        self.actor_groups, self.critic_groups = spec.actor_groups, spec.critic_groups
+        if config.shared_trunk and self.actor_groups != self.critic_groups:
             raise ValueError("model.shared_trunk=true: actor and critic see different observations here; use false")
         self.head = make_head(spec.action, config.distribution, config.init_std, config.std_floor, config.std_form)
-        groups = {name: shape for name, shape in spec.obs_shapes.items() if name in ("policy", self.value_group)}
-        self.obs_shapes = groups
-        self.phase_columns = spec.phase_columns.get(self.value_group, 0)
-        """How many of the last numbers that the critic reads encode the phase."""
+        read = {*self.actor_groups, *self.critic_groups}
+        self.obs_shapes = {name: shape for name, shape in spec.obs_shapes.items() if name in read}
+        self.images = _images(spec, config, self.obs_shapes)
+        """The groups that go through the convolutional network."""
+        self.encoders = nn.ModuleDict(
+            {
+                _key(name): ImageEncoder(name, spec.obs_shapes[name], config.cnn, config.init == "orthogonal")  # type: ignore[arg-type]
+                for name in self.images
+            }
+        )
         self.normalizers = nn.ModuleDict(
             {
-                name: RunningNormalizer(shape, config.obs_clip) if config.normalize_obs else IdentityNormalizer()
-                for name, shape in groups.items()
+                _key(name): RunningNormalizer(shape, config.obs_clip)
+                if config.normalize_obs and name not in self.images
+                else IdentityNormalizer()
+                for name, shape in self.obs_shapes.items()
             }
         )
         self.value_normalizer = RunningNormalizer((), float("inf")) if config.normalize_value else IdentityNormalizer()
-        size_in = {name: math.prod(shape) for name, shape in groups.items()}
+        size_of = {
+            name: config.cnn.features if name in self.images else math.prod(shape)
+            for name, shape in self.obs_shapes.items()
+        }
+        actor_in, critic_in = (sum(size_of[name] for name in part) for part in (self.actor_groups, self.critic_groups))
+        self.phase_places = _phase_places(spec, size_of)
+        """Where the numbers that encode the phase stand in what the critic reads."""
         act, init = config.activation, config.init
         if config.shared_trunk and config.actor_hidden:
-            self.trunk: nn.Module = mlp((size_in["policy"], *config.actor_hidden), act, init, None, activate_last=True)
+            self.trunk: nn.Module = mlp((actor_in, *config.actor_hidden), act, init, None, activate_last=True)
             actor_sizes: Tuple[int, ...] = (config.actor_hidden[-1], self.head.num_params)
             critic_sizes: Tuple[int, ...] = (config.actor_hidden[-1], 1)
         else:
             self.trunk = nn.Identity()
-            actor_sizes = (size_in["policy"], *config.actor_hidden, self.head.num_params)
-            critic_sizes = (size_in[self.value_group], *config.critic_hidden, 1)
+            actor_sizes = (actor_in, *config.actor_hidden, self.head.num_params)
+            critic_sizes = (critic_in, *config.critic_hidden, 1)
         self.actor = mlp(actor_sizes, act, init, 0.01)
         self.critic = mlp(critic_sizes, act, init, 1.0)
 
     # -- the seam ------------------------------------------------------------------------------------------------
     def normalize(self, obs: Obs) -> Obs:
-        """Every group that the nets read, normalised and flat: [..., *shape] -> [..., O]."""
+        """Every group that the nets read, normalised and flat: [..., *shape] -> [..., O]; images as they are."""
         return {name: self.normalize_group(name, obs[name]) for name in self.obs_shapes}
 
     def normalize_group(self, name: str, x: Tensor) -> Tensor:
-        """One group, [..., *shape] -> [..., O]."""
+        """One group, [..., *shape] -> [..., O]; an image as it is."""
+        if name in self.images:
+            return x
         shape = self.obs_shapes[name]
-        return self.normalizers[name](x).reshape((*x.shape[: x.dim() - len(shape)], math.prod(shape)))
+        x = self.normalizers[_key(name)](x.to(torch.float32))
+        return x.reshape((*x.shape[: x.dim() - len(shape)], math.prod(shape)))
 
     def act(self, obs: Obs, generator: Optional[torch.Generator] = None) -> Act:
         """Sample an action for raw observations [N, ...]."""
@@ -164,19 +187,22 @@ class ActorCritic(nn.Module):
 
     def evaluate(self, normalized: Obs, raw: Tensor) -> Evaluation:
         """Distribution and value on observations that `normalize` gave, for stored raw actions. [B, ...]."""
-        hidden = self.trunk(normalized["policy"])
+        seen = self._beside(normalized, self.actor_groups)
+        hidden = self.trunk(seen)
         params, scale = self.actor(hidden), self.head.scale()
-        value = self.critic(hidden if self._shares() else normalized[self.value_group]).squeeze(-1)
+        if self.actor_groups != self.critic_groups:
+            seen = self._beside(normalized, self.critic_groups)
+        value = self.critic(hidden if self._shares() else seen).squeeze(-1)
         return Evaluation(
             params, scale, self.head.log_prob(params, scale, raw), self.head.entropy(params, scale), value
         )
 
     def value(self, obs: Obs, normalized: bool = False) -> Tensor:
-        """V [...] in reward units; of raw observations unless `normalized`. Needs only the group `value_group`."""
-        x = obs[self.value_group]
+        """V [...] in reward units; of raw observations unless `normalized`. Needs only the critic's groups."""
         if not normalized:
-            x = self.normalize_group(self.value_group, x)
-        return self.denormalize_value(self.critic(self.trunk(x)).squeeze(-1))
+            obs = {name: self.normalize_group(name, obs[name]) for name in self.critic_groups}
+        seen = self._beside(obs, self.critic_groups)
+        return self.denormalize_value(self.critic(self.trunk(seen)).squeeze(-1))
 
     # -- penalties -----------------------------------------------------------------------------------------------
     def penalties(self) -> Dict[str, Tuple[float, Tensor]]:
@@ -189,7 +215,7 @@ class ActorCritic(nn.Module):
         """Sum of the squared weights by which the critic's first layer (the trunk's, where shared) reads the phase's
         columns; scalar, 0 where there are none."""
         weight = next((self.trunk if self._shares() else self.critic).parameters())
-        return weight[:, weight.shape[1] - self.phase_columns :].square().sum()
+        return sum((weight[:, place].square().sum() for place in self.phase_places), weight.new_zeros(()))
 
     # -- values' units -------------------------------------------------------------------------------------------
     def normalize_value(self, value: Tensor) -> Tensor:
@@ -210,7 +236,8 @@ class ActorCritic(nn.Module):
         The critic's last layer is rescaled so that its values in reward units stay what they were.
         """
         for name in self.obs_shapes:
-            self.normalizers[name].update(obs[name], valid)  # type: ignore[operator]
+            if name not in self.images:
+                self.normalizers[_key(name)].update(obs[name].to(torch.float32), valid)  # type: ignore[operator]
         if isinstance(self.value_normalizer, RunningNormalizer):
             old_mean, old_std = self.value_normalizer.mean.clone(), self.value_normalizer.std()
             self.value_normalizer.update(self.denormalize_value(target), valid)
@@ -221,8 +248,10 @@ class ActorCritic(nn.Module):
             last.bias.mul_(old_std / new_std).add_((old_mean - new_mean) / new_std)
 
     def parameter_groups(self) -> List[List[nn.Parameter]]:
-        """[actor's, critic's] parameters; a shared trunk counts with the actor."""
-        critic = list(self.critic.parameters())
+        """[actor's, critic's] parameters; what both use counts with the actor."""
+        own_images = [name for name in self.images if name not in self.actor_groups]
+        critic = [*self.critic.parameters()]
+        critic += [p for name in own_images for p in self.encoders[_key(name)].parameters()]
         ids = {id(p) for p in critic}
         return [[p for p in self.parameters() if id(p) not in ids], critic]
 
@@ -230,4 +259,44 @@ class ActorCritic(nn.Module):
         return not isinstance(self.trunk, nn.Identity)
 
     def _params(self, normalized: Obs) -> Tensor:
-        return self.actor(self.trunk(normalized["policy"]))
+        return self.actor(self.trunk(self._beside(normalized, self.actor_groups)))
+
+    def _beside(self, normalized: Obs, groups: Tuple[str, ...]) -> Tensor:
+        """What the nets read of `groups`, [..., O]: images encoded, vectors as they are."""
+        parts = [
+            self.encoders[_key(name)](normalized[name]) if name in self.images else normalized[name] for name in groups
+        ]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+
+
+def _key(group: str) -> str:
+    """A group's name as torch lets a module be called."""
+    return group.replace(".", "_")
+
+
+def _images(spec: EnvSpec, config: ModelConfig, groups: Iterable[str]) -> Tuple[str, ...]:
+    """Those of `groups` that the convolutional network reads. ValueError where model and task do not go together."""
+    images = tuple(name for name in groups if len(spec.obs_shapes[name]) == 3)
+    if config.name == "cnn":
+        if not images:
+            shapes = ", ".join(f"'{name}' {list(spec.obs_shapes[name])}" for name in groups)
+            raise ValueError(
+                f"model=cnn: none of what the nets read here is an image (C, H, W): {shapes}; use model=mlp"
+            )
+        return images
+    for name in images:
+        if spec.obs_dtype(name) == torch.uint8:
+            shape = list(spec.obs_shapes[name])
+            raise ValueError(f"model=mlp: the observation group '{name}' is an image {shape}; use model=cnn")
+    return ()
+
+
+def _phase_places(spec: EnvSpec, size_of: Dict[str, int]) -> List[slice]:
+    """Of each group's last `phase_columns` numbers, in the row that the critic reads."""
+    places, end = [], 0
+    for name in spec.critic_groups:
+        end += size_of[name]
+        columns = spec.phase_columns.get(name, 0)
+        if columns:
+            places.append(slice(end - columns, end))
+    return places

@@ -76,6 +76,7 @@ class StaggeredResets(VecEnv):
         self.env, self.config, self.rollout_steps = env, config, rollout_steps
         self.rank, self.world_size = rank, world_size
         self.num_envs, self.device, self.spec = env.num_envs, env.device, env.spec
+        self.difficulty_levels = env.difficulty_levels
         # A gate that holds manual resets for itself cannot lend them to somebody outside.
         block = config.gate == "block"
         self.capabilities = env.capabilities - ({Capability.MANUAL_RESET} if block else set())
@@ -290,6 +291,15 @@ class StaggeredResets(VecEnv):
 
     def set_evaluation(self, evaluating: bool) -> None:
         self.env.set_evaluation(evaluating)
+
+    def load_curriculum(self, state: Dict[str, Any]) -> None:
+        self.env.load_curriculum(state.get("env", state))
+
+    def set_difficulty(self, level: int) -> None:
+        self.env.set_difficulty(level)
+
+    def evaluation_cases(self) -> Dict[str, Tensor]:
+        return self.env.evaluation_cases()
 
     def render(self, env_index: int = 0) -> Any:
         return self.env.render(env_index)

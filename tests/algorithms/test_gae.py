@@ -164,7 +164,7 @@ def test_time_out_of_a_one_step_episode_adds_the_value_of_the_final_state(rule, 
     rollout = empty_rollout(1, 1, keep_final_obs=rule == "final_obs")
     rollout.obs["policy"].copy_(torch.tensor([7.0, 3.0]).reshape(2, 1, 1))
     if rollout.final_obs is not None:
-        rollout.final_obs.fill_(100.0)
+        rollout.final_obs["policy"].fill_(100.0)
     rollout.truncated.fill_(True)
     batch, _, _ = learner.make_batch(rollout, first_rows(rollout.needs_final, 1))
     torch.testing.assert_close(batch.target, torch.tensor([target]), rtol=0, atol=1e-5)

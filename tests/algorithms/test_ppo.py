@@ -8,7 +8,15 @@ import pytest
 import torch
 from helpers.toy_envs import Bandit, BigObs, Target, empty_rollout, flags, scalar_model
 
-from rl_stagger.algorithms.ppo import PPO, Batch, PPOConfig, _rows, _split, clipped_surrogate, standardize, value_error
+from rl_stagger.algorithms.ppo import (
+    PPO,
+    Batch,
+    PPOConfig,
+    _minibatches,
+    clipped_surrogate,
+    standardize,
+    value_error,
+)
 from rl_stagger.config import load_config
 from rl_stagger.envs.base import Box, Discrete, EnvSpec
 from rl_stagger.envs.registry import make_env
@@ -117,7 +125,7 @@ def test_minibatches_lose_no_row_and_are_never_one_row(rows, parts):
     # SB3 #265, #325
     batch = batch_for(small_model(), rows)
     order = torch.randperm(rows)
-    split = _split(_rows(batch, order), parts)
+    split = list(_minibatches(batch, order, parts, ()))
     sizes = [part.valid.shape[0] for part in split]
     assert len(sizes) == parts
     assert sum(sizes) == rows
@@ -162,8 +170,8 @@ def test_batch_against_numbers_worked_by_hand():
     rollout.truncated.copy_(flags(3, 2, (1, 0)))
     rollout.terminated.copy_(flags(3, 2, (1, 1)))
     assert rollout.final_obs is not None
-    rollout.final_obs.fill_(NAN)
-    rollout.final_obs[1, 0] = 8.0
+    rollout.final_obs["policy"].fill_(NAN)
+    rollout.final_obs["policy"][1, 0] = 8.0
     batch, _, metrics = learner.make_batch(rollout, first_rows(rollout.needs_final, 1))
     target = torch.tensor([[5.0, 4.0], [6.0, 8.0], [4.0, 8.5]])
     torch.testing.assert_close(batch.target, target.flatten())
@@ -207,7 +215,7 @@ def test_critic_reads_its_own_group_and_its_final_observation():
     rollout.obs["policy"].fill_(1e6)
     rollout.obs["critic"].copy_(torch.tensor([[[1.0, 2.0]], [[5.0, 5.0]]]))
     assert rollout.final_obs is not None
-    rollout.final_obs.copy_(torch.tensor([[[3.0, 4.0]]]))
+    rollout.final_obs["critic"].copy_(torch.tensor([[[3.0, 4.0]]]))
     rollout.truncated.fill_(True)
     batch, _, _ = learner.make_batch(rollout, first_rows(rollout.needs_final, 1))
     assert batch.value.tolist() == [21.0]
@@ -303,7 +311,7 @@ def test_invalid_steps_of_a_rollout_change_nothing_even_if_nan():
         rollout.valid.copy_(~flags(3, 3, (1, 1), (2, 1)))
         rollout.reward[1:, 1] = garbage
         assert rollout.final_obs is not None
-        rollout.final_obs[1:, 1] = garbage
+        rollout.final_obs["policy"][1:, 1] = garbage
         batch, _, metrics = learner.make_batch(rollout, first_rows(rollout.needs_final, 1))
         return batch, metrics
 

@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from helpers.image_envs import SideOfLight
 from helpers.toy_envs import Bandit
 from helpers.toy_envs_runner import RESETS, CounterEnv, PlainEnv, small_tree
 
@@ -14,11 +15,12 @@ from rl_stagger.algorithms.ppo import PPO, Batch, PPOConfig
 from rl_stagger.checkpoint import load_checkpoint
 from rl_stagger.config import build_config, load_config, to_tree
 from rl_stagger.doctor import diagnose
-from rl_stagger.envs.base import Box, Capability, EnvSpec
+from rl_stagger.envs.base import Box, Capability, EnvSpec, check_step
 from rl_stagger.envs.phase_encoding import PhaseEncoding, PhaseEncodingConfig, encode_phase, wrap_phase_encoding
 from rl_stagger.errors import CapabilityError
 from rl_stagger.evaluate import EvaluateConfig, evaluate_run
 from rl_stagger.models.actor_critic import ActorCritic, ModelConfig
+from rl_stagger.models.cnn import CNNConfig
 from rl_stagger.policy import load_policy, spec_from_tree, spec_to_tree
 from rl_stagger.resets.rule import StaggeredResets
 from rl_stagger.rollout import Health
@@ -190,13 +192,49 @@ def test_the_rest_is_the_environment_s():
     wrapped.step(torch.zeros(4, 4))
     wrapped.load_state_dict(saved)
     assert wrapped.elapsed_steps.tolist() == wrapped.phase_steps.tolist() == env.elapsed_steps.tolist() == [1] * 4
-    with pytest.raises(rs.CapabilityError, match="SkillChain cannot do 'render'"):
-        wrapped.render()
+    assert torch.equal(wrapped.render(2), env.render(2))
     generators = []
     for seed in (5, 6, 5):
         wrapped.seed(seed)
         generators.append(torch.rand(3, generator=env.generator).tolist())
     assert generators[0] == generators[2] != generators[1]
+
+
+def test_difficulties_are_the_environment_s():
+    env, told = CounterEnv(2), []
+    env.difficulty_levels, env.evaluation_cases = 3, lambda: {"stairs": mask(1, 0)}
+    env.set_difficulty, env.load_curriculum, env.set_evaluation = told.append, told.append, told.append
+    wrapped = PhaseEncoding(env, LINEAR)
+    assert (wrapped.difficulty_levels, wrapped.evaluation_cases()["stairs"].tolist()) == (3, [True, False])
+    wrapped.set_difficulty(2)
+    wrapped.load_curriculum({"level": 1})
+    wrapped.set_evaluation(True)
+    assert told == [2, {"level": 1}, True]
+
+
+@pytest.mark.parametrize("layout", ["image", "beside", "critic"])
+def test_beside_an_image_the_clock_is_a_group_of_its_own(layout):
+    env = SideOfLight(2, layout=layout, horizon_steps=12)
+    plain, wrapped = env.spec, PhaseEncoding(env, FOURIER)
+    added = {"image": {"policy/phase": 4}, "beside": {"policy": 4}, "critic": {"policy": 4, "critic": 4}}[layout]
+    assert wrapped.spec.phase_columns == added
+    kept = {name: shape for name, shape in plain.obs_shapes.items() if name not in added}
+    assert wrapped.spec.obs_shapes == {**kept, **dict.fromkeys(added, (4 if layout == "image" else 6,))}
+    wrapped.reset()
+    for _ in range(3):
+        step = wrapped.step(torch.zeros(2, dtype=torch.int64))
+    check_step(step, wrapped.spec, 2, wrapped.device)
+    for obs in (step.obs, step.final_obs):
+        for name in added:  # u = 1/4
+            torch.testing.assert_close(obs[name][:, -4:], torch.tensor([[1.0, 0.0, 0.0, -1.0]] * 2), atol=1e-6, rtol=0)
+    with pytest.raises(rs.ConfigError, match="observation group 'policy' is encoded already; wrap once"):
+        PhaseEncoding(wrapped, FOURIER)
+    cnn = ModelConfig((3,), (3,), name="cnn", cnn=CNNConfig((1,), (3,), (1,), 1))
+    model = ActorCritic(wrapped.spec, cnn, phase_l2=0.1)
+    assert model.phase_penalty() > 0.0
+    later = {name: x + 1.0 if name in added else x for name, x in step.obs.items()}
+    assert not torch.equal(model.value(later), model.value(step.obs))
+    assert not torch.equal(model.act(later).params, model.act(step.obs).params)
 
 
 def test_none_adds_nothing():
@@ -229,7 +267,11 @@ def test_settings_that_cannot_work(override, match):
     [
         (CounterEnv(2), {"groups": ("critik",)}, r"groups=\[critik\]: this task has none of them; Valid: policy"),
         (TwoGroups(2), {"groups": ("critik",)}, r"did you mean 'critic'\? Valid: critic, image, policy"),
-        (TwoGroups(2), {"groups": ("policy", "image")}, r"observation group 'image' has shape \[2, 2\]"),
+        (
+            TwoGroups(2),
+            {"groups": ("policy", "image")},
+            r"no net reads the observation group 'image'; Valid: critic, policy",
+        ),
         (PlainEnv(2), {}, r"phase_encoding.kind=linear: this task has no time limit"),
         (Bandit(2), {"kind": "fourier"}, r"phase_encoding.kind=fourier: this task has no time limit"),
         (TwoGroups(2), {"groups": ("policy",), "critic_l2": 0.1}, r"critic_l2=0.1: the critic reads group 'critic'"),
@@ -410,7 +452,8 @@ def test_what_a_run_says_and_leaves(tmp_path):
     penalties = [line["critic/phase_penalty"] for line in read_metrics_lines(result.run_dir)]
     assert all(penalty > 0.0 for penalty in penalties)
     policy = load_policy(result.run_dir)
-    assert (policy.phase_columns, policy.obs_shapes["critic"]) == (4, (plain["critic"][0] + 4,))
+    last = plain["critic"][0] + 4
+    assert (policy.phase_places, policy.obs_shapes["critic"]) == ([slice(last - 4, last)], (last,))
     report = evaluate_run(EvaluateConfig(run=str(result.run_dir), episodes=4))
     assert report["stochastic"]["episodes"] == 4
 
@@ -480,7 +523,7 @@ def test_a_checkpoint_from_before_is_of_no_encoding(tmp_path):
     state = load_checkpoint(file)
     del state["config"]["phase_encoding"], state["spec"]["phase_columns"]
     torch.save(state, str(file))
-    assert load_policy(tmp_path / "a").phase_columns == 0
+    assert load_policy(tmp_path / "a").phase_places == []
     train(config_of(tmp_path / "a", {}, resume=str(tmp_path / "a"), iterations=3))
     file.with_name("iter_0000003.pt").unlink()
     asked = config_of(tmp_path / "a", {"kind": "linear"}, resume=str(tmp_path / "a"), iterations=3)

@@ -102,8 +102,7 @@ def empty_rollout(steps: int, num_envs: int, spec: Optional[EnvSpec] = None, kee
     """A rollout of one observed and one acted number, all zero, every row valid."""
     spec = spec or EnvSpec({"policy": (1,)}, Box(1), None)
     num_params = spec.action.n if isinstance(spec.action, Discrete) else spec.action.size
-    group = "critic" if "critic" in spec.obs_shapes else "policy"
-    rollout = Rollout(steps, num_envs, spec, num_params, group, keep_final_obs, torch.device("cpu"))
+    rollout = Rollout(steps, num_envs, spec, num_params, keep_final_obs, torch.device("cpu"))
     rollout.valid.fill_(True)
     return rollout
 

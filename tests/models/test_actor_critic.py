@@ -28,7 +28,7 @@ def rows_of(model, rows=5, seed=1):
 # -- observation groups ---------------------------------------------------------------------------------------------
 def test_the_critic_reads_its_own_group_and_the_actor_never_does():
     model = model_of(policy=(3,), critic=(5,))
-    assert model.value_group == "critic"
+    assert model.critic_groups == ("critic",)
     obs = rows_of(model)
     value, action = model.value(obs), model.act_mode(obs)
     assert tuple(value.shape) == (5,)
@@ -43,7 +43,7 @@ def test_the_critic_reads_its_own_group_and_the_actor_never_does():
 
 def test_the_critic_reads_the_policys_group_where_there_is_no_other():
     model = model_of()
-    assert model.value_group == "policy"
+    assert model.critic_groups == ("policy",)
     obs = rows_of(model)
     assert not torch.allclose(model.value(obs), model.value({"policy": obs["policy"] + 1.0}))
 

@@ -8,8 +8,9 @@ from typing import Any, Dict, Tuple, Union
 import torch
 from torch import Tensor
 
-from rl_stagger.envs.base import Box, EnvSpec, Obs
+from rl_stagger.envs.base import Box, Capability, EnvSpec, Obs
 from rl_stagger.envs.native.base import NativeEnv, State
+from rl_stagger.envs.native.render import Canvas
 
 GRAVITY_M_S2 = 9.81
 CART_KG = 1.0
@@ -31,6 +32,8 @@ class CartpoleSwingup(NativeEnv):
     when |x| > track_half_m (reward 0). H = 500 (10 s). Success: cos th > 0.95 on each of the last `success_steps`
     steps and still on the track; log "upright" is cos th.
     """
+
+    capabilities = NativeEnv.capabilities | {Capability.RENDER}
 
     def __init__(
         self,
@@ -91,6 +94,18 @@ class CartpoleSwingup(NativeEnv):
         theta = state["theta_rad"]
         columns = [state["x_m"], state["x_m_s"], torch.cos(theta), torch.sin(theta), state["theta_rad_s"]]
         return {"policy": torch.stack(columns, dim=1)}
+
+    def render(self, env_index: int = 0) -> Tensor:
+        """The track from the side, [height, width, 3] uint8, 100 pixels a metre."""
+        x, theta = float(self.state["x_m"][env_index]), float(self.state["theta_rad"][env_index])
+        edge, tip = self.track_half_m + 0.3, 2.0 * HALF_POLE_M
+        canvas = Canvas((-edge, -1.3), (edge, 1.3), 100.0)
+        canvas.stroke((-self.track_half_m, 0.0), (self.track_half_m, 0.0), 0.02, "line")
+        for end in (-self.track_half_m, self.track_half_m):
+            canvas.stroke((end, -0.15), (end, 0.15), 0.04, "mark")
+        canvas.box((x - 0.2, -0.1), (x + 0.2, 0.1), "body")
+        canvas.stroke((x, 0.0), (x + tip * math.sin(theta), tip * math.cos(theta)), 0.06, "moving")
+        return canvas.picture()
 
 
 def accelerations(theta_rad: Tensor, theta_rad_s: Tensor, force_n: Tensor) -> Tuple[Tensor, Tensor]:

@@ -8,8 +8,9 @@ from typing import Any, Dict, Tuple, Union
 import torch
 from torch import Tensor
 
-from rl_stagger.envs.base import Box, EnvSpec, Obs
+from rl_stagger.envs.base import Box, Capability, EnvSpec, Obs
 from rl_stagger.envs.native.base import NativeEnv, State
+from rl_stagger.envs.native.render import Canvas
 
 MASS_KG = 1.0
 LENGTH_M = 1.0
@@ -28,6 +29,8 @@ class Pendulum(NativeEnv):
     [-1, 1). Nothing terminates; H = 200. Pendulum-v1 knows no success, hence no info["success"].
     Log "upright": 1 where |th| < 0.2 rad after the step.
     """
+
+    capabilities = NativeEnv.capabilities | {Capability.RENDER}
 
     def __init__(
         self,
@@ -61,6 +64,14 @@ class Pendulum(NativeEnv):
     def _observe(self, state: State, elapsed: Tensor) -> Obs:
         theta = state["theta_rad"]
         return {"policy": torch.stack([torch.cos(theta), torch.sin(theta), state["theta_rad_s"]], dim=1)}
+
+    def render(self, env_index: int = 0) -> Tensor:
+        """The rod, 0 rad upward and turning to the left as th grows, [height, width, 3] uint8."""
+        theta = float(self.state["theta_rad"][env_index])
+        canvas = Canvas((-1.2, -1.2), (1.2, 1.2), 100.0)
+        canvas.stroke((0.0, 0.0), (-LENGTH_M * math.sin(theta), LENGTH_M * math.cos(theta)), 0.16, "moving")
+        canvas.disc((0.0, 0.0), 0.05, "body")
+        return canvas.picture()
 
 
 def wrap_angle_rad(angle: Tensor) -> Tensor:

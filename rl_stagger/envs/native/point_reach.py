@@ -7,8 +7,9 @@ from typing import Any, Dict, Tuple, Union
 import torch
 from torch import Tensor
 
-from rl_stagger.envs.base import Box, EnvSpec, Obs
+from rl_stagger.envs.base import Box, Capability, EnvSpec, Obs
 from rl_stagger.envs.native.base import NativeEnv, State
+from rl_stagger.envs.native.render import Canvas
 
 ARENA_HALF_M = 1.0
 STEP_DT_S = 0.05
@@ -25,6 +26,8 @@ class PointReach(NativeEnv):
     position and goal uniform in the arena, at rest. H = 100. Success: |goal - p'| <= `goal_radius_m` at this step,
     hence at the last one where done; with `terminate_on_success` it ends the episode. Log "distance_m" is |goal - p'|.
     """
+
+    capabilities = NativeEnv.capabilities | {Capability.RENDER}
 
     def __init__(
         self,
@@ -64,3 +67,15 @@ class PointReach(NativeEnv):
     def _observe(self, state: State, elapsed: Tensor) -> Obs:
         position = state["position_m"]
         return {"policy": torch.cat([position, state["velocity_m_s"], state["goal_m"] - position], dim=1)}
+
+    def render(self, env_index: int = 0) -> Tensor:
+        """The arena from above, the goal as large as it counts, [height, width, 3] uint8."""
+        edge = ARENA_HALF_M + 0.1
+        x, y = self.state["position_m"][env_index].tolist()
+        goal_x, goal_y = self.state["goal_m"][env_index].tolist()
+        canvas = Canvas((-edge, -edge), (edge, edge), 120.0)
+        canvas.box((-edge, -edge), (edge, edge), "body")
+        canvas.box((-ARENA_HALF_M, -ARENA_HALF_M), (ARENA_HALF_M, ARENA_HALF_M), "paper")
+        canvas.disc((goal_x, goal_y), self.goal_radius_m, "goal")
+        canvas.disc((x, y), 0.04, "moving")
+        return canvas.picture()

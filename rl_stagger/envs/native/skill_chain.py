@@ -11,8 +11,9 @@ from typing import Any, Dict, Tuple, Union
 import torch
 from torch import Tensor
 
-from rl_stagger.envs.base import Box, EnvSpec, Obs
+from rl_stagger.envs.base import Box, Capability, EnvSpec, Obs
 from rl_stagger.envs.native.base import NativeEnv, State
+from rl_stagger.envs.native.render import Canvas
 
 ACTION_SIZE = 4
 FEATURE_SIZE = 16
@@ -27,6 +28,8 @@ class SkillChain(NativeEnv):
     without the skill, and at gating = 0 time alone suffices. The last stage is not left. Success: the last stage was
     reached. The observation is a fixed random feature vector of the stage.
     """
+
+    capabilities = NativeEnv.capabilities | {Capability.RENDER}
 
     def __init__(
         self,
@@ -84,3 +87,16 @@ class SkillChain(NativeEnv):
             assert self.spec.horizon_steps is not None
             obs = torch.cat([obs, (elapsed.float() / self.spec.horizon_steps).unsqueeze(1)], dim=1)
         return {"policy": obs}
+
+    def render(self, env_index: int = 0) -> Tensor:
+        """The stages in a row: behind, here, ahead; under them how many of the good steps that this one asks for are
+        done. [height, width, 3] uint8."""
+        stage, good_steps = (int(self.state[name][env_index]) for name in ("stage", "good_steps"))
+        width = 10.0 / self.num_stages
+        canvas = Canvas((-0.2, -0.6), (10.2, 1.2), 50.0)
+        for s in range(self.num_stages):
+            colour = "done" if s < stage else "moving" if s == stage else "line"
+            canvas.box((s * width + 0.1 * width, 0.0), ((s + 1) * width - 0.1 * width, 1.0), colour)
+        canvas.box((0.0, -0.4), (10.0, -0.2), "line")
+        canvas.box((0.0, -0.4), (10.0 * min(1.0, good_steps / self.steps_to_pass), -0.2), "done")
+        return canvas.picture()
