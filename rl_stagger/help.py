@@ -14,8 +14,9 @@ usage: rl-stagger train [key=value ...]                      train once
        rl-stagger train resume=latest [iterations=600 ...]   go on with the newest run, or with resume=<run folder>
 
 Later ones win: configs/config.yaml, the files of reset, algorithm and model, the task's file (it sets sizes and PPO
-settings that suit the task), the command line. Settings inside a group are written with a dot: algorithm.gamma=0.98.
-Lists are quoted for the shell's sake: 'model.actor_hidden=[256,256]'. Hydra's own options: --hydra-help.
+settings that suit the task), the experiment's (it picks the task as well), the command line. Settings inside a group
+are written with a dot: algorithm.gamma=0.98. Lists are quoted for the shell's sake: 'model.actor_hidden=[256,256]'.
+Hydra's own options: --hydra-help.
 """
 
 GROUPS = ("task", "reset", "algorithm", "model")
@@ -53,13 +54,17 @@ def _chosen(overrides: Sequence[str]) -> Dict[str, str]:
     """The option of each group."""
     defaults = _read(config_dir() / "config.yaml")["defaults"]
     chosen = {group: str(option) for entry in defaults if isinstance(entry, dict) for group, option in entry.items()}
-    chosen.update({key: value for key, _, value in (override.partition("=") for override in overrides)})
-    return {group: chosen[group].strip("'\"") for group in GROUPS}
+    given = {key: value.strip("'\"") for key, _, value in (override.partition("=") for override in overrides)}
+    if "experiment" in given:
+        for entry in _read(config_dir() / "experiment" / f"{given['experiment']}.yaml")["defaults"]:
+            chosen.update({group.replace("override /", ""): option for group, option in entry.items()})
+    chosen.update(given)
+    return {group: chosen[group] for group in (*GROUPS, "experiment")}
 
 
 def _choices(chosen: Dict[str, str]) -> str:
     lines = ["Choices, * those taken here:"]
-    for group in GROUPS:
+    for group in (*GROUPS, "experiment"):
         options = [option for option in group_options(group) if option != "custom"]
         names = [f"{option}*" if option == chosen[group] else option for option in options]
         if group == "task":

@@ -68,13 +68,22 @@ AS_WRITTEN = ("resume", "run_dir", "reset.library.path", "reset.density")
 """Their values may hold what Hydra's grammar reads otherwise: = , ( ) and blanks."""
 
 
+ANY = "any"
+"""configs/task/<simulator>/any.yaml: the settings for those of a simulator's tasks that have no file of their own."""
+
+
 def rewrite_overrides(overrides: Sequence[str]) -> List[str]:
-    """`task=module:Class` becomes the group option "custom" with that name."""
+    """`task=module:Class` becomes the group option "custom" with that name; `task=<simulator>/<its task>` without a
+    file of that name becomes "<simulator>/any" with that task_id."""
     rewritten: List[str] = []
     for override in overrides:
         key, _, value = override.partition("=")
+        simulator = simulator_of_any(value) if key == "task" else None
         if key == "task" and re.fullmatch(r"[\w.]+:\w+", value):
             rewritten += ["task=custom", f"task.name='{value}'"]
+        elif simulator is not None:
+            task_id = value[len(simulator) + 1 :]
+            rewritten += [f"task={simulator}/{ANY}", f"task.settings.task_id='{task_id}'", f"task.label='{value}'"]
         elif key.startswith("task.settings."):
             rewritten.append(f"++{override}")  # the task itself judges its settings, and names the nearest
         elif key in AS_WRITTEN and re.search(r"[^\w./~-]", value) and value[0] not in "'\"[":
@@ -83,6 +92,23 @@ def rewrite_overrides(overrides: Sequence[str]) -> List[str]:
         else:
             rewritten.append(override)
     return rewritten
+
+
+def simulator_of_any(task: str) -> Optional[str]:
+    """ "gym" for "gym/Acrobot-v1": a task without a file, of a simulator that has an any.yaml. None for others.
+
+    A line `# task_id: <pattern>` in any.yaml (after Hydra's @package, which has to come first) says which names are
+    meant; what does not match is a slip.
+    """
+    simulator, slash, task_id = task.partition("/")
+    path = config_dir() / "task" / simulator / f"{ANY}.yaml"
+    written_ids = re.fullmatch(r"\w[\w.+-]*(/\w[\w.+-]*)*", task_id)
+    if not slash or task_id == ANY or not written_ids or not re.fullmatch(r"\w+", simulator) or not path.is_file():
+        return None
+    if (config_dir() / "task" / f"{task}.yaml").is_file():
+        return None
+    pattern = re.search(r"^# task_id: (\S+)", path.read_text(encoding="utf-8"), re.MULTILINE)
+    return simulator if pattern is None or re.fullmatch(pattern[1], task_id) else None
 
 
 def explain_overrides(overrides: Sequence[str], multirun: bool = True) -> None:

@@ -10,25 +10,20 @@ one more `sim.forward()` and one more observation pass in the steps in which som
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import math
 import sys
-import types
-from typing import Any, Dict, FrozenSet, Iterator, List, Mapping, Optional, Tuple, Union
+from typing import Any, Dict, FrozenSet, Iterator, List, Mapping, Optional, Union
 
 import torch
 from torch import Tensor
 
 from rl_stagger.envs import base
 from rl_stagger.envs.base import Capability, Obs, Step, VecEnv, check_mask, where_rows
-from rl_stagger.errors import ConfigError, nearest
+from rl_stagger.envs.mjlab_config import episode_length_s, graded_terrain, load_task, override, set_terrain_level
+from rl_stagger.envs.mjlab_render import MjlabRenderer, can_render
+from rl_stagger.envs.mjlab_state import MjlabState
+from rl_stagger.errors import ConfigError
 from rl_stagger.rng import global_rng_state, set_global_rng_state
 
-_PHYSICS = "qpos qvel act qacc_warmstart time ctrl mocap_pos mocap_quat qfrc_applied xfrc_applied eq_active".split()
-_MANAGERS = ("action", "command", "observation", "reward", "metrics", "termination", "event")
-_OWN_FIELDS = ("overrides.seed", "overrides.auto_reset", "overrides.scene.num_envs")
-_CACHES = ("_cached_data", "_obs_buffer")
-"""Last sensor readings and observations: mjlab computes them again whenever they matter."""
 _ENDLESS_S = 1e8
 """Episode lengths from here on are mjlab's way to say "no time limit" (its play configs have 1e9 and 1e10)."""
 
@@ -40,11 +35,13 @@ class MjlabEnv(VecEnv):
     defines it. Actions are unbounded, as in mjlab.
 
     `get_state` covers the physics, the clock and every [N, ...] tensor of the managers, their terms and the sensors:
-    last actions, commands and their timers, push timers, air times, episode sums. Not covered: what belongs to a row
-    rather than to its episode (randomised model fields, encoder biases, terrain level and origin; `state_dict` has
-    those) and Python numbers inside terms. Observation histories and delays keep all rows behind one write pointer:
-    tasks that have them lack SET_STATE, MANUAL_RESET and EXACT_RESUME. EXACT_RESUME is claimed on the CPU only:
-    MuJoCo-Warp is not deterministic on a GPU.
+    last actions, commands and their timers, push timers, air times, episode sums, histories and delays. Not covered:
+    what belongs to a row rather than to its episode (randomised model fields, encoder biases, terrain level and
+    origin). `state_dict` has those too, and what all rows share: the numbers that curricula have moved (command ranges,
+    reward weights) and shared tensors. Neither sees what a user's own term hides in a closure or a generator of its
+    own. EXACT_RESUME is claimed on the CPU only: MuJoCo-Warp is not deterministic on a GPU.
+
+    Episodes that `reset(env_mask)` cuts short do not move curricula: terrain levels go by the distance walked.
 
     mjlab draws from torch's global generators. A stream of our own is swapped in around every call, so building and
     stepping disturb nobody else's random numbers, and `state_dict` is complete.
@@ -68,32 +65,51 @@ class MjlabEnv(VecEnv):
 
         `play`: mjlab's play variant of the task (no noise, no pushes, no time limit unless `horizon_steps` sets one).
         """
-        cfg, env_class = _load(task_id, play)
-        override(cfg, overrides or {})
         self.num_envs, self.device = num_envs, torch.device(device)
-        cfg.seed, cfg.auto_reset, cfg.scene.num_envs = seed, False, num_envs
-        if horizon_steps is not None:
-            cfg.episode_length_s = episode_length_s(horizon_steps, cfg.sim.mujoco.timestep * cfg.decimation)
+        self._task = (task_id, play, dict(overrides or {}), horizon_steps, seed)
+        self._evaluating = False
+        self._renderer: Optional[MjlabRenderer] = None
+        self._build(None)
 
-        outer = global_rng_state()
-        with contextlib.redirect_stdout(sys.stderr):  # mjlab prints its tables
-            self._env = env_class(cfg, device=str(self.device))  # seeds Python's, NumPy's and torch's generators
-        self._rng = _rng_state(self.device)
-        set_global_rng_state(outer)
-
+        shapes = _groups(self._env.observation_manager.group_obs_dim)
+        pictures = [group for group, shape in shapes.items() if len(shape) > 1]
+        if pictures:
+            raise ConfigError(
+                f"observation group '{pictures[0]}' has shape {list(shapes[pictures[0]])}: pictures are not read here; "
+                f"take a task without cameras"
+            )
+        cfg = self._env.cfg
         limited = any(term.time_out for term in cfg.terminations.values() if term is not None)
         limited = limited and cfg.episode_length_s < _ENDLESS_S
         self.spec = base.EnvSpec(
-            _groups(self._env.observation_manager.group_obs_dim),
+            shapes,
             base.Box(int(self._env.action_manager.total_action_dim)),
             int(self._env.max_episode_length) if limited else None,
         )
         self.capabilities = self._find_capabilities()
         self.manual_reset = False
-        self._obs: Optional[Obs] = None
         self._log: Dict[str, Any] = {}
-        self._waiting = torch.zeros(num_envs, dtype=torch.bool, device=self.device)
+
+    def _build(self, level: Optional[int]) -> None:
+        """A new mjlab environment; `level`: all of its terrain as difficult as this row of the task's own."""
+        task_id, play, overrides, horizon_steps, seed = self._task
+        cfg, env_class = load_task(task_id, play)
+        override(cfg, overrides)
+        cfg.seed, cfg.auto_reset, cfg.scene.num_envs = seed, False, self.num_envs
+        if horizon_steps is not None:
+            cfg.episode_length_s = episode_length_s(horizon_steps, cfg.sim.mujoco.timestep * cfg.decimation)
+        self.difficulty_levels = graded_terrain(cfg).num_rows if graded_terrain(cfg) is not None else 0
+        if level is not None:
+            set_terrain_level(cfg, level)
+        outer = global_rng_state()
+        with contextlib.redirect_stdout(sys.stderr), torch.inference_mode(False):  # mjlab prints its tables
+            self._env = env_class(cfg, device=str(self.device))  # seeds Python's, NumPy's and torch's generators
+        self._rng = _rng_state(self.device)
+        set_global_rng_state(outer)
+        self._state = MjlabState(self._env)
         self._curriculum = self._env.curriculum_manager
+        self._obs: Optional[Obs] = None
+        self._waiting = torch.zeros(self.num_envs, dtype=torch.bool, device=self.device)
 
     # -- stepping ------------------------------------------------------------------------------------------------
     @property
@@ -103,22 +119,29 @@ class MjlabEnv(VecEnv):
     def reset(self, env_mask: Optional[Tensor] = None) -> Obs:
         mask = check_mask(env_mask, self.num_envs, self.device)
         with self._inside():
-            log = self._reset_rows(mask if self._obs is not None else torch.ones_like(mask))
+            if self._obs is None:
+                log = self._reset_rows(torch.ones_like(mask))
+            else:
+                ended, cut = mask & self._waiting, mask & ~self._waiting
+                with self._frozen_curriculum():  # how far a robot came says nothing where it was cut short
+                    log = self._reset_rows(cut)
+                log.update(self._reset_rows(ended))
         if self.manual_reset:  # these episodes ended in steps that could not report them yet
             self._log.update(log)
-        return dict(self._last_obs())
+        return _clones(self._last_obs())
 
     def step(self, action: Tensor) -> Step:
         base.check_action(action, self.spec.action, self.num_envs)
         before, live = self._last_obs(), ~self._waiting
         with self._inside():
-            frozen = self._rows(clone=True) if self.manual_reset else {}
+            frozen = self._state.copy_rows() if self.manual_reset else {}
             # mjlab refuses to step past rows that are done. Under manual resets that is what we promise, so its
             # guard is told that nothing is pending; `frozen` puts the waiting rows back where they were.
             self._env._manual_reset_pending.zero_()
             raw, reward, terminated, truncated, extras = self._env.step(action)
             log, self._log = {**self._log, **extras["log"]}, {}  # mjlab's reset would drop what the step logged
-            self._write(frozen, self._waiting)
+            if frozen:
+                self._state.write_rows(frozen, self._waiting)
             self._obs = final_obs = where_rows(live, _groups(raw), before)
             reward = torch.where(live, reward, 0.0)  # copies, here and below: mjlab reuses reward and masks
             terminated, truncated = terminated & live, truncated & live & ~terminated
@@ -129,7 +152,8 @@ class MjlabEnv(VecEnv):
                 self._waiting = self._waiting | done
             else:
                 log.update(self._reset_rows(done))
-        return Step(dict(self._last_obs()), reward, terminated, truncated, final_obs, live, {"log": log})
+        obs, final_obs = _clones(self._last_obs()), _clones(final_obs)
+        return Step(obs, reward, terminated, truncated, final_obs, live, {"log": log})
 
     def set_manual_reset(self, manual: bool) -> None:
         if manual:
@@ -140,16 +164,20 @@ class MjlabEnv(VecEnv):
         clock = self._env.episode_length_buf
         clock.copy_(torch.where(check_mask(env_mask, self.num_envs, self.device), steps.to(clock), clock))
 
-    def set_evaluation(self, evaluating: bool) -> None:
-        from mjlab.managers.curriculum_manager import NullCurriculumManager
-
-        self._env.curriculum_manager = NullCurriculumManager() if evaluating else self._curriculum
-
     def seed(self, seed: int) -> None:
         devices = ["cpu", self.device] if self.device.type == "cuda" else ["cpu"]
         self._rng = [torch.Generator(device).manual_seed(seed).get_state() for device in devices]
 
+    def render(self, env_index: int = 0) -> Any:
+        self._need(Capability.RENDER)
+        if self._renderer is None:
+            self._renderer = MjlabRenderer(self._env)
+        return self._renderer.draw(env_index)
+
     def close(self) -> None:
+        if self._renderer is not None:
+            self._renderer.close()
+            self._renderer = None
         self._env.close()
 
     def _reset_rows(self, mask: Tensor) -> Dict[str, Any]:
@@ -174,84 +202,127 @@ class MjlabEnv(VecEnv):
             raise RuntimeError("MjlabEnv: call reset() before the first step")
         return self._obs
 
+    # -- difficulty ----------------------------------------------------------------------------------------------
+    def set_evaluation(self, evaluating: bool) -> None:
+        from mjlab.managers.curriculum_manager import NullCurriculumManager
+
+        self._evaluating = evaluating
+        self._env.curriculum_manager = NullCurriculumManager() if evaluating else self._curriculum
+
+    @contextlib.contextmanager
+    def _frozen_curriculum(self) -> Iterator[None]:
+        was = self._evaluating
+        self.set_evaluation(True)
+        try:
+            yield
+        finally:
+            self.set_evaluation(was)
+
+    def load_curriculum(self, state: Dict[str, Any]) -> None:
+        if "shared" in state:
+            self._state.load_shared(state["shared"])
+        terrain, rows = self._env.scene.terrain, state.get("rows", {})
+        if self.difficulty_levels and "terrain.terrain_levels" in rows:
+            saved = rows["terrain.terrain_levels"]
+            like = torch.arange(self.num_envs) * len(saved) // self.num_envs  # rows are in order of terrain type
+            self._place(saved[like].to(self.device), rows["terrain.terrain_types"][like].to(terrain.terrain_types))
+
+    def set_difficulty(self, level: int) -> None:
+        """Rebuild the terrain with row `level`'s difficulty everywhere, so that nobody walks off to another level.
+
+        Environments are spread evenly over the terrain types (the columns). Curricula keep what they have reached.
+        """
+        if not 0 <= level < self.difficulty_levels:
+            raise ConfigError(f"difficulty={level}: {self._task[0]} has {_levels(self.difficulty_levels)}")
+        shared, evaluating = self._state.shared(), self._evaluating
+        self.close()
+        self._build(level)
+        self._state.load_shared(shared)
+        self.set_evaluation(evaluating)
+        terrain = self._env.scene.terrain
+        columns = torch.arange(self.num_envs, device=self.device) % terrain.terrain_origins.shape[1]
+        self._place(terrain.terrain_levels, columns)
+
+    def evaluation_cases(self) -> Dict[str, Tensor]:
+        if not self.difficulty_levels:
+            return {}
+        names = graded_terrain(self._env.cfg).sub_terrains
+        return {name: self._env.scene.terrain.terrain_types == column for column, name in enumerate(names)}
+
+    def _place(self, levels: Tensor, types: Tensor) -> None:
+        """Start the next episodes on these rows and columns of the terrain, [N] int64 each."""
+        terrain = self._env.scene.terrain
+        terrain.terrain_levels.copy_(levels)
+        terrain.terrain_types.copy_(types)
+        terrain.env_origins.copy_(terrain.terrain_origins[levels, types])
+
     # -- state ---------------------------------------------------------------------------------------------------
     def get_state(self, env_mask: Optional[Tensor] = None) -> Dict[str, Tensor]:
         self._need(Capability.SET_STATE)
         check_mask(env_mask, self.num_envs, self.device)
         self._last_obs()
-        return self._rows(clone=True)
+        return self._state.copy_rows()
 
     def set_state(self, state: Dict[str, Tensor], env_mask: Optional[Tensor] = None) -> Obs:
         self._need(Capability.SET_STATE)
         mask, before = check_mask(env_mask, self.num_envs, self.device), self._last_obs()
         with self._inside():
-            self._write(state, mask)
+            self._state.write_rows(state, mask)
             self._waiting = self._waiting & ~mask
+            nobody = mask.nonzero().squeeze(-1)[:0]
             self._env.sim.forward()
             for sensor in self._env.scene.sensors.values():
-                sensor.reset(mask.nonzero().squeeze(-1)[:0])  # no row, only the readings that it has cached
+                sensor.reset(nobody)  # no row, only the readings that it has cached
             self._env.sim.sense()
-            raw = self._env.observation_manager.compute(update_history=True)
+            # Histories and delays are those of `state` and must not take this observation as one step more.
+            raw = self._env.observation_manager.compute(update_history=True, env_ids=nobody)
             self._obs = where_rows(mask, _groups(raw), before)
-        return dict(self._obs)
+        return _clones(self._obs)
 
     def state_dict(self) -> Dict[str, Any]:
-        state = {"rng": list(self._rng), "common_step_counter": self._env.common_step_counter}
-        if Capability.SET_STATE in self.capabilities and self._obs is not None:
+        state: Dict[str, Any] = {"rng": list(self._rng), "shared": self._state.shared()}
+        if self._obs is not None:
             state["sim_step_counter"] = self._env._sim_step_counter
-            state["rows"] = self._rows(clone=True, identity=True)
-            state["obs"] = {name: value.clone() for name, value in self._obs.items()}
+            state["rows"] = self._state.copy_rows(identity=True)
+            state["terrain_origins"] = self._terrain_origins().clone()
+            state["obs"] = _clones(self._obs)
             state["waiting"] = self._waiting.clone()
             state["log"] = dict(self._log)
         return state
 
     def load_state_dict(self, state: Dict[str, Any]) -> None:
-        self._env.common_step_counter = int(state["common_step_counter"])  # the curricula in `reset` read it
         if "rows" in state:
+            if not torch.equal(state["terrain_origins"].to(self.device), self._terrain_origins()):
+                raise ValueError(
+                    "terrain_origins: the state is of another terrain; build the environment with its seed"
+                )
             self.reset()  # mjlab's terms build some of their buffers in the first reset
             self._env._sim_step_counter = int(state["sim_step_counter"])
+            self._state.load_shared(state["shared"])
             self.set_state(state["rows"])
             self._obs = {name: value.to(self.device).clone() for name, value in state["obs"].items()}
             self._waiting = state["waiting"].to(self.device).clone()
             self._log = dict(state["log"])
+        else:
+            self._state.load_shared(state["shared"])
         self._rng = [rng.cpu() for rng in state["rng"]]
 
-    def _rows(self, clone: bool = False, identity: bool = False) -> Dict[str, Any]:
-        """Name -> [N, ...] of all that an episode carries, live or cloned; `identity`: what its row carries as well."""
-        env, sim = self._env, self._env.sim
-        rows: Dict[str, Any] = {"elapsed_steps": env.episode_length_buf}
-        present = [name for name in _PHYSICS if getattr(sim.wp_data, name).size > 0]  # mjlab cannot wrap empty ones
-        rows.update({f"physics.{name}": getattr(sim.data, name) for name in present})
-        roots: Dict[str, Any] = {name: getattr(env, f"{name}_manager") for name in _MANAGERS}
-        roots["sensor"] = env.scene.sensors
-        if identity:
-            rows.update({f"model.{name}": getattr(sim.model, name) for name in sorted(sim.expanded_fields)})
-            roots["entity"] = {name: entity.data for name, entity in env.scene.entities.items()}
-            roots["terrain"] = vars(env.scene.terrain) if env.scene.terrain is not None else {}
-        tensors = {name: value for name, value in _owned(roots) if isinstance(value, Tensor) and value.dim() > 0}
-        rows.update({name: value for name, value in tensors.items() if value.shape[0] == self.num_envs})
-        return {name: value[:].clone() for name, value in rows.items()} if clone else rows
-
-    def _write(self, new: Dict[str, Tensor], mask: Tensor) -> None:
-        """Write the rows of `mask` [N] of every array in `new`, in place: MuJoCo-Warp shares the memory."""
-        live = self._rows(identity=any(name.startswith("entity.") for name in new)) if new else {}
-        for name, value in new.items():
-            if name not in live:
-                raise ValueError(f"state has '{name}', which this task does not; {nearest(name, live)}")
-            target = live[name]
-            target[:] = torch.where(base.expand_mask(mask, target), value.to(self.device, target.dtype), target[:])
+    def _terrain_origins(self) -> Tensor:
+        """[levels, types, 3] of the generated terrain; empty for a plane."""
+        terrain = self._env.scene.terrain
+        origins = None if terrain is None else terrain.terrain_origins
+        return torch.zeros(0, device=self.device) if origins is None else origins
 
     def _need(self, capability: Capability) -> None:
         if capability not in self.capabilities:
             raise self.lacks(capability)
 
     def _find_capabilities(self) -> FrozenSet[Capability]:
-        has = {Capability.PARTIAL_RESET, Capability.SET_CLOCK, Capability.FINAL_OBS}
-        entities = {name: vars(entity) for name, entity in self._env.scene.entities.items()}
-        owned = _owned({"observation": self._env.observation_manager, "entity": entities})
-        if not any(type(value).__name__ in ("CircularBuffer", "DelayBuffer") for _, value in owned):
-            has |= {Capability.SET_STATE, Capability.MANUAL_RESET}
-            has |= {Capability.EXACT_RESUME} if self.device.type == "cpu" else set()
+        has = set(Capability)
+        if self.device.type != "cpu":
+            has -= {Capability.EXACT_RESUME}
+        if not can_render():
+            has -= {Capability.RENDER}
         return frozenset(has)
 
     @contextlib.contextmanager
@@ -266,51 +337,6 @@ class MjlabEnv(VecEnv):
             self._rng = _rng_state(self.device)
 
 
-def override(cfg: Any, overrides: Mapping[str, Any], path: str = "overrides") -> None:
-    """Write dotted paths (or nested mappings) into mjlab's config, in place. Raises ConfigError for an unknown one."""
-    for dotted, value in overrides.items():
-        name, _, rest = str(dotted).partition(".")
-        names, here = _names(cfg), f"{path}.{name}"
-        if name not in names:
-            raise ConfigError(f"{here}: mjlab's config has no '{name}' there; {nearest(name, names)}")
-        old = cfg[name] if isinstance(cfg, dict) else getattr(cfg, name)
-        if rest or (isinstance(value, Mapping) and _names(old)):
-            override(old, {rest: value} if rest else value, here)
-        elif here in _OWN_FIELDS:
-            raise ConfigError(f"{here}: num_envs, seed and the adapter itself decide that")
-        else:
-            value = tuple(value) if isinstance(old, tuple) else value
-            cfg.update({name: value}) if isinstance(cfg, dict) else setattr(cfg, name, value)
-
-
-def _names(cfg: Any) -> List[str]:
-    """Keys of a dict, fields of a dataclass, nothing of anything else."""
-    if isinstance(cfg, dict):
-        return list(cfg)
-    return [field.name for field in dataclasses.fields(cfg)] if dataclasses.is_dataclass(cfg) else []
-
-
-def _load(task_id: str, play: bool) -> Tuple[Any, Any]:
-    """(the task's own copy of its config, mjlab's env class)."""
-    try:
-        import mjlab.tasks  # noqa: F401  (registers the tasks)
-        from mjlab.envs import ManagerBasedRlEnv
-        from mjlab.tasks.registry import list_tasks, load_env_cfg
-    except ModuleNotFoundError as error:
-        raise ConfigError(f"mjlab cannot be imported ({error}): pip install 'rl_stagger[mjlab]'") from error
-    if task_id not in list_tasks():
-        raise ConfigError(f"task_id '{task_id}' is unknown to mjlab; {nearest(task_id, list_tasks())}")
-    return load_env_cfg(task_id, play=play), ManagerBasedRlEnv
-
-
-def episode_length_s(horizon_steps: int, step_s: float) -> float:
-    """Seconds that mjlab's ceil(seconds / step_s) turns into `horizon_steps` exactly."""
-    if horizon_steps < 1:
-        raise ConfigError(f"horizon_steps={horizon_steps}: at least 1")
-    seconds = horizon_steps * step_s
-    return seconds if math.ceil(seconds / step_s) == horizon_steps else seconds * (1 - 1e-9)
-
-
 def _groups(groups: Mapping[str, Any]) -> Dict[str, Any]:
     """mjlab's observation groups (tensors [N, ...], new ones at every pass, or their shapes) under our names."""
     split = [group for group, value in groups.items() if isinstance(value, (dict, list))]
@@ -319,26 +345,13 @@ def _groups(groups: Mapping[str, Any]) -> Dict[str, Any]:
     return {"policy" if group == "actor" else group: value for group, value in groups.items()}
 
 
-def _owned(roots: Dict[str, Any]) -> Iterator[Tuple[str, Any]]:
-    """(dotted name, value) of all that `roots` own; the env, entities and the simulator's arrays are not theirs."""
-    from mjlab.entity import Entity
-    from mjlab.envs import ManagerBasedRlEnv
-    from mjlab.sim.sim_data import TorchArray
+def _clones(obs: Obs) -> Obs:
+    """What the caller may write into: our own copy is what frozen rows and partial resets show again."""
+    return {name: value.clone() for name, value in obs.items()}
 
-    foreign = (ManagerBasedRlEnv, Entity, TorchArray, types.FunctionType, types.MethodType, type)
-    seen, todo = set(), list(roots.items())
-    while todo:
-        name, value = todo.pop()
-        yield name, value
-        parts: Dict[Any, Any] = {}
-        if isinstance(value, (dict, list, tuple)):
-            parts = value if isinstance(value, dict) else dict(enumerate(value))
-        elif isinstance(value, foreign) or id(value) in seen:
-            continue
-        elif type(value).__module__.startswith("mjlab") or hasattr(value, "_env"):  # a user's own terms have _env
-            seen.add(id(value))
-            parts = {key: part for key, part in vars(value).items() if key not in _CACHES}
-        todo.extend((f"{name}.{key}", part) for key, part in parts.items())
+
+def _levels(count: int) -> str:
+    return f"levels 0 to {count - 1}" if count else "no levels of difficulty"
 
 
 def _rng_state(device: torch.device) -> List[Tensor]:

@@ -217,6 +217,11 @@ def test_overrides():
         make(task_id="Mjlab-Cartpole-Balanc")
 
 
+def test_pictures_are_refused_rather_than_left_out():
+    with pytest.raises(ConfigError, match="observation group 'camera' has shape"):
+        MjlabEnv(2, task_id="Mjlab-Lift-Cube-Yam-Rgb")
+
+
 def test_step_before_reset_is_refused():
     with pytest.raises(RuntimeError, match="reset"):
         make().step(torch.zeros(N, 1))
