@@ -133,6 +133,8 @@ def play_run(config: PlayConfig, settings: Dict[str, Any]) -> List[Episode]:
     torch.set_num_threads(trained.config.threads)
     device = pick_device(config.device or trained.config.device)
     with ExitStack() as stack:
+        if config.video is not None and "render_mode" in trained.config.task.settings:  # Gymnasium's
+            settings = {"render_mode": "rgb_array", **settings}
         env, model = trained_env(trained, 1, device, config.seed, settings)
         stack.callback(env.close)
         generator = make_generator(env.device, config.seed)

@@ -290,3 +290,27 @@ def test_a_policy_of_images_plays(tmp_path, monkeypatch):
     config = build_config(small_tree(tmp_path / "a", task="image_tasks:SideOfLight", model=cnn))
     rs.Runner(rs.make_env("image_tasks:SideOfLight", 6), config).learn()
     assert play([f"run={tmp_path / 'a'}"]) == 0
+
+
+@needs_ffmpeg
+def test_gymnasium_s_render_mode_is_set_for_a_film(tmp_path):
+    gym = pytest.importorskip("gymnasium")
+    from helpers.gym_envs import Camera
+
+    class Flat(Camera):
+        metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012
+
+        def __init__(self, **settings):
+            super().__init__(**settings)
+            self.observation_space = gym.spaces.Box(-100, 100, (2,))
+
+        def _look(self):
+            return super()._look()["joints"].astype("float32")
+
+    gym.register("rl_stagger_test/Flat-v0", Flat, max_episode_steps=9)
+    quiet = ["logging.console=off", "logging.tensorboard=false", "logging.curves=false"]
+    sizes = ["num_envs=4", "rollout_steps=3", "iterations=1", f"run_dir={tmp_path / 'run'}"]
+    cfg = rs.load_config(["task=gym/rl_stagger_test/Flat-v0", *sizes, *quiet])
+    rs.Runner(rs.make_env(cfg.task.name, 4, **cfg.task.settings), cfg).learn()
+    assert play([f"run={tmp_path / 'run'}", f"video={tmp_path / 'out.mp4'}"]) == 0
+    assert (tmp_path / "out.mp4").stat().st_size > 0

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from typing import Any, Callable, Dict, List, Optional, Union
+from typing import Any, Callable, Dict, List, Optional, Tuple, Union
 
 import torch
 
 from rl_stagger.envs.base import VecEnv
 from rl_stagger.errors import ConfigError, nearest
+from rl_stagger.overrides import ANY, config_dir, simulator_of_any
 
 _TASKS: Dict[str, str] = {
     "skill_chain": "rl_stagger.envs.native.skill_chain:SkillChain",
@@ -19,6 +20,12 @@ _TASKS: Dict[str, str] = {
     "point_reach": "rl_stagger.envs.native.point_reach:PointReach",
     "legged_bench": "rl_stagger.envs.native.legged_bench:LeggedBench",
     "mjlab": "rl_stagger.envs.mjlab:MjlabEnv",
+    "maniskill": "rl_stagger.envs.maniskill:make_maniskill",
+    "gym": "rl_stagger.envs.gymnasium:GymnasiumEnv",
+    "envpool": "rl_stagger.envs.envpool:EnvpoolEnv",
+    "isaacgym": "rl_stagger.envs.isaac_gym:IsaacGymEnv",
+    "legged_gym": "rl_stagger.envs.legged_gym:LeggedGymEnv",
+    "isaaclab": "rl_stagger.envs.isaac_lab:IsaacLabEnv",
 }
 
 
@@ -33,6 +40,11 @@ def task_names() -> List[str]:
     return sorted(_TASKS)
 
 
+def native_task_names() -> List[str]:
+    """Those that need no simulator."""
+    return [name for name in task_names() if _TASKS[name].startswith("rl_stagger.envs.native.")]
+
+
 def entry_point(task: str) -> Optional[str]:
     """The "module:Class" of a registered name; None for others."""
     return _TASKS.get(task)
@@ -41,10 +53,12 @@ def entry_point(task: str) -> Optional[str]:
 def make_env(
     task: str, num_envs: int, device: Union[torch.device, str] = "cpu", seed: int = 0, **settings: Any
 ) -> VecEnv:
-    """Build a task by its registered name or "module:Class".
+    """Build a task by its registered name, "<simulator>/<task>" or "module:Class".
 
-    `settings` are the task's own (see its class). Raises ConfigError for an unknown task or setting.
+    `settings` are the task's own (see its class); those of "<simulator>/<task>" count over the ones in its file in
+    configs/task. Raises ConfigError for an unknown task or setting.
     """
+    task, settings = _from_file(task, settings)
     factory = _load(task)
     try:
         accepted = inspect.signature(factory).parameters
@@ -68,6 +82,25 @@ def make_env(
         raise ConfigError(f"task '{task}': its environment has no attribute '{missing[0]}' (see envs/base.py)")
     env.made_from = (task, dict(settings))
     return env
+
+
+def _from_file(task: str, settings: Dict[str, Any]) -> Tuple[str, Dict[str, Any]]:
+    """(registered name, settings) of "<simulator>/<task>"; what has no slash as it is."""
+    if "/" not in task or ":" in task:
+        return task, settings
+    from omegaconf import OmegaConf
+
+    folder, simulator = config_dir() / "task", simulator_of_any(task)
+    path = folder / (f"{task}.yaml" if simulator is None else f"{simulator}/{ANY}.yaml")
+    if not path.is_file():
+        files = [file.relative_to(folder).with_suffix("").as_posix() for file in folder.glob("*/**/*.yaml")]
+        raise ConfigError(f"task '{task}' is unknown; {nearest(task, files)}")
+    written = OmegaConf.to_container(OmegaConf.load(path))
+    assert isinstance(written, dict)
+    in_file = {**written["task"]["settings"]}
+    if simulator is not None:
+        in_file["task_id"] = task[len(simulator) + 1 :]
+    return written["task"]["name"], {**in_file, **settings}
 
 
 def _load(task: str) -> Callable[..., Any]:

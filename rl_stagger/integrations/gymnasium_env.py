@@ -14,12 +14,13 @@ from typing import Any, Dict, Optional, Tuple
 
 import numpy as np
 import torch
-from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv, VectorWrapper
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.vector.utils import batch_space
 from torch import Tensor
 
 from rl_stagger.envs.base import Capability, Obs, Step, VecEnv, where_rows
-from rl_stagger.errors import ConfigError, nearest
+from rl_stagger.envs.gymnasium import autoreset_mode, horizon_of, refuse_wrappers_that_count, time_limit
+from rl_stagger.errors import ConfigError
 from rl_stagger.integrations.base import (
     HostEnv,
     HostView,
@@ -48,17 +49,17 @@ class FromGymnasium(HostEnv):
 
     def __init__(self, host: Any, horizon_steps: Optional[int] = None) -> None:
         self.mode = autoreset_mode(host)
-        _refuse_wrappers_that_count(host)
+        refuse_wrappers_that_count(host, "put it around: {}(stagger(...))")
         base = host.unwrapped
         has = {Capability.FINAL_OBS}
         batched = isinstance(base, (SyncVectorEnv, AsyncVectorEnv))
         if batched or self.mode is AutoresetMode.DISABLED:
             has.add(Capability.PARTIAL_RESET)
-        limit = _time_limit(base) if batched else None
+        limit = time_limit(base) if batched else None
         if limit is not None:
             has.add(Capability.SET_CLOCK)
-        elif host.spec is not None:
-            limit = host.spec.max_episode_steps
+        else:
+            limit = horizon_of(host)
         if self.mode is AutoresetMode.DISABLED:
             has.add(Capability.MANUAL_RESET)
         self.groups = obs_groups(host.single_observation_space)
@@ -238,38 +239,6 @@ def _refuse_cuts(rule: StaggeredResets, mode: AutoresetMode) -> None:
                 f"reset.{name}={value!r}: its cuts need an environment of autoreset mode SAME_STEP, this one has "
                 f"{mode.name}; leave it {idle!r} or use SyncVectorEnv(..., autoreset_mode='SameStep')"
             )
-
-
-def autoreset_mode(host: Any) -> AutoresetMode:
-    """The mode that `host` declares. Raises ConfigError where it declares none."""
-    mode = host.metadata.get("autoreset_mode")
-    if isinstance(mode, AutoresetMode):
-        return mode
-    valid = {value.value: value for value in AutoresetMode}
-    if mode not in valid:
-        raise ConfigError(f"metadata['autoreset_mode']={mode!r} of {host}: {nearest(str(mode), valid)}")
-    return valid[mode]
-
-
-def _refuse_wrappers_that_count(host: Any) -> None:
-    """Gymnasium's statistics lose the mask of a partial reset and start anew in all rows; its normaliser refuses it."""
-    while isinstance(host, VectorWrapper):
-        name = type(host).__name__
-        if name in ("RecordEpisodeStatistics", "NormalizeObservation"):
-            raise ConfigError(
-                f"env has {name} inside, which knows no partial resets; put it around: {name}(stagger(...))"
-            )
-        host = host.env
-
-
-def _time_limit(base: Any) -> Optional[int]:
-    """Steps of the TimeLimit wrapper; None where there is none, or not one for all."""
-    try:
-        limits = set(base.get_attr("_max_episode_steps"))
-        base.get_attr("_elapsed_steps")
-    except AttributeError:
-        return None
-    return int(limits.pop()) if len(limits) == 1 else None
 
 
 def _rows_where(mask: np.ndarray, batch: Any) -> np.ndarray:
