@@ -4,6 +4,7 @@ from __future__ import annotations
 
 __version__ = "0.1.0"
 
+from rl_stagger import _import_order  # noqa: F401  (first: Isaac Gym, where it is wanted, before torch)
 from rl_stagger.algorithms.gae import gae
 from rl_stagger.config import Config, load_config
 from rl_stagger.envs.base import Box, Capability, Discrete, EnvSpec, Step, VecEnv
