@@ -20,8 +20,9 @@ from rl_stagger.config import (
     load_config,
     to_tree,
 )
-from rl_stagger.envs.registry import _load, make_env
+from rl_stagger.envs.registry import _load, make_env, native_task_names, task_names
 from rl_stagger.errors import ConfigError
+from rl_stagger.help import train_help
 from rl_stagger.models.actor_critic import ModelConfig
 from rl_stagger.overrides import (
     ALIAS_NOTES,
@@ -109,21 +110,21 @@ def test_a_task_file_gives_every_setting_of_its_task(name):
 
 
 def test_the_registry_and_the_task_files_name_the_same_tasks():
-    from rl_stagger.envs.registry import task_names
+    assert native_task_names() == NATIVE
+    simulators = {name.split("/")[0] for name in TASK_FILES if "/" in name}
+    assert {*NATIVE, *simulators} == set(task_names())
 
-    assert [name for name in task_names() if name != "mjlab"] == NATIVE
 
-
-@pytest.mark.parametrize("task", [name for name in TASK_FILES if name != "custom"])
+@pytest.mark.parametrize("task", [name for name in TASK_FILES if name != "custom" and not name.endswith("/any")])
 def test_every_task_goes_with_every_reset(task):
-    for reset in RESET_FILES:
+    for reset in RESET_FILES if task in NATIVE else ["staggered"]:
         config = load_config([f"task={task}", f"reset={reset}"])
         assert config.reset == from_tree(ResetConfig, compose([f"reset={reset}"])["reset"], "")
         file = content(f"task/{task}")
         assert (config.num_envs, config.rollout_steps) == (file["num_envs"], file["rollout_steps"])
         for key, value in file.get("algorithm", {}).items():
             assert getattr(config.algorithm, key) == value, "the task file comes after the algorithm"
-        horizon = config.task.settings["horizon_steps"]
+        horizon = config.task.settings.get("horizon_steps")
         assert horizon is None or horizon > config.rollout_steps, "there is something to stagger"
 
 
@@ -180,6 +181,66 @@ def test_a_task_of_somebody_else():
     config = load_config(["task=my.module:Robot", "task.settings.mass_kg=3.5", "num_envs=4"])
     assert config.task == TaskConfig("my.module:Robot", {"mass_kg": 3.5})
     assert rewrite_overrides(["task=a.b:C"]) == ["task=custom", "task.name='a.b:C'"]
+
+
+def test_a_simulators_task_without_a_file():
+    config = load_config(["task=gym/Acrobot-v1", "num_envs=4"])
+    assert (config.task.name, config.task.label) == ("gym", "gym/Acrobot-v1")
+    assert config.task.settings["task_id"] == "Acrobot-v1"
+    with_slash = rewrite_overrides(["task=gym/ALE/Pong-v5"])
+    assert with_slash == ["task=gym/any", "task.settings.task_id='ALE/Pong-v5'", "task.label='gym/ALE/Pong-v5'"]
+    assert rewrite_overrides(["task=gym/CartPole-v1"]) == ["task=gym/CartPole-v1"], "it has a file"
+    for slip in ("task=gyn/Acrobot-v1", "task=gym/", "task=gym/../x", "task=gym/a,b", "task=gym/any", "task=any"):
+        assert rewrite_overrides([slip]) == [slip]
+
+
+@pytest.mark.parametrize("name", [name for name in TASK_FILES if name.endswith("/any")])
+def test_any_leaves_only_the_tasks_name_open(name):
+    tree = content(f"task/{name}")
+    assert tree["task"]["label"] == tree["task"]["settings"]["task_id"] == "???"
+    assert tree["task"]["name"] in task_names()
+    with pytest.raises(ConfigError, match=r"task_id|label"):
+        load_config([f"task={name}"])
+
+
+def test_the_library_takes_the_command_lines_task_names(monkeypatch):
+    import rl_stagger.envs.registry as registry
+
+    seen = {}
+    monkeypatch.setattr(registry, "_load", lambda task: seen.update(task=task) or (lambda **settings: settings))
+    for name, task_id in (("gym/CartPole-v1", "CartPole-v1"), ("gym/Acrobot-v1", "Acrobot-v1")):
+        monkeypatch.setattr(registry, "VecEnv", dict)
+        with pytest.raises(ConfigError, match="has no attribute"):
+            make_env(name, 2, horizon_steps=7)
+        settings = registry._from_file(name, {"horizon_steps": 7})[1]
+        assert seen["task"] == "gym"
+        assert (settings["task_id"], settings["horizon_steps"]) == (task_id, 7)
+    with pytest.raises(ConfigError, match=r"task 'gym/' is unknown; .*gym/CartPole-v1"):
+        make_env("gym/", 2)
+
+
+EXPERIMENTS = sorted(path.stem for path in (config_dir() / "experiment").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_an_experiment_counts_over_its_tasks_file_and_under_the_command_line(name):
+    file = content(f"experiment/{name}")
+    task = next(entry["override /task"] for entry in file["defaults"] if "override /task" in entry)
+    config = load_config([f"experiment={name}"])
+    assert config.task.label == task
+    assert config.num_envs == file["num_envs"]
+    assert list(config.model.actor_hidden) == file["model"]["actor_hidden"]
+    changed = load_config([f"experiment={name}", "num_envs=8", "reset=synchronous", "task=pendulum"])
+    assert (changed.num_envs, changed.reset.name, changed.task.name) == (8, "synchronous", "pendulum")
+    assert changed.rollout_steps == file["rollout_steps"]
+    help_text = train_help([f"experiment={name}"])
+    assert f"{name}*" in help_text
+    assert f"task={task} " in help_text
+
+
+def test_an_experiment_that_there_is_not():
+    with pytest.raises(ConfigError, match=f"did you mean '{EXPERIMENTS[0]}'"):
+        load_config([f"experiment={EXPERIMENTS[0]}s"])
 
 
 # -- what cannot work -----------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ A done environment is reset in the same step, before observations are computed: 
 had, so `algorithm.bootstrap=pre_step_value` is what time limits are bootstrapped with.
 """
 
-# pyright: reportMissingImports=false
+# pyright: reportMissingImports=false, reportMissingModuleSource=false
 
 from __future__ import annotations
 

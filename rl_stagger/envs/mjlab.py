@@ -18,7 +18,8 @@ from torch import Tensor
 
 from rl_stagger.envs import base
 from rl_stagger.envs.base import Capability, Obs, Step, VecEnv, check_mask, where_rows
-from rl_stagger.envs.mjlab_config import episode_length_s, graded_terrain, load_task, override, set_terrain_level
+from rl_stagger.envs.env_config import episode_length_s, override
+from rl_stagger.envs.mjlab_config import graded_terrain, load_task, set_terrain_level
 from rl_stagger.envs.mjlab_render import MjlabRenderer, can_render
 from rl_stagger.envs.mjlab_state import MjlabState
 from rl_stagger.errors import ConfigError

@@ -69,7 +69,10 @@ def reset_isaac_lab_rows(env: Any, ids: Tensor) -> Any:
 def reset_isaac_lab(env: Any, ids: Tensor) -> Any:
     """A partial reset of an Isaac Lab environment; its observation groups, all N rows seen anew."""
     given = reset_isaac_lab_rows(env, ids.to(env.device))
-    return dict(env._get_observations() if given is None else given[0])
+    if given is not None:
+        return dict(given[0])
+    look = getattr(env, "_compute_observations", env._get_observations)  # since 3.0: with the noise that step() adds
+    return dict(look())
 
 
 class LookedInto(HostEnv):
