@@ -63,7 +63,7 @@ test-maniskill: $(MANISKILL_STAMP)  ## the tests on ManiSkill3; as root on Debia
 	OMP_NUM_THREADS=1 $(MANISKILL_VENV)/bin/python -m pytest -rs -m "sim and not slow" tests/envs/test_maniskill_real.py
 
 test-isaaclab: $(ISAACLAB_STAMP)  ## the tests on Isaac Lab 3.0, without Isaac Sim; Python 3.12, an install of 8 GB
-	OMP_NUM_THREADS=1 $(ISAACLAB_VENV)/bin/python -m pytest -rs -m sim tests/envs/test_isaac_lab_real.py
+	PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 OMP_NUM_THREADS=1 $(ISAACLAB_VENV)/bin/python -m pytest -rs -m sim tests/envs/test_isaac_lab_real.py
 
 # Isaac Gym's ground: Python 3.8, the last torch that it has, and beside the wheel what Isaac Gym's own packages want.
 test-py38: $(PY38_STAMP)  ## the core's tests on Python 3.8 and torch 2.4.1, an install of 5 GB

@@ -55,9 +55,14 @@ def _chosen(overrides: Sequence[str]) -> Dict[str, str]:
     defaults = _read(config_dir() / "config.yaml")["defaults"]
     chosen = {group: str(option) for entry in defaults if isinstance(entry, dict) for group, option in entry.items()}
     given = {key: value.strip("'\"") for key, _, value in (override.partition("=") for override in overrides)}
-    if "experiment" in given:
-        for entry in _read(config_dir() / "experiment" / f"{given['experiment']}.yaml")["defaults"]:
+
+    def take_over(path: Path) -> None:
+        for entry in _read(path).get("defaults", []) if path.is_file() else []:
             chosen.update({group.replace("override /", ""): option for group, option in entry.items()})
+
+    if "experiment" in given:
+        take_over(config_dir() / "experiment" / f"{given['experiment']}.yaml")
+    take_over(config_dir() / "task" / f"{given.get('task', chosen['task'])}.yaml")
     chosen.update(given)
     return {group: chosen[group] for group in (*GROUPS, "experiment")}
 

@@ -23,7 +23,7 @@ def test_usage_and_choices():
     text = train_help()
     for part in ("rl-stagger train [key=value", "train -m ", "resume=latest", "--hydra-help", "[256,256]'"):
         assert part in text
-    assert re.search(r"task= +cartpole_swingup .*\n.*skill_chain\* .*module:Class", text)
+    assert re.search(r"task= +cartpole_swingup (.*\n)+?.*skill_chain\* .*module:Class", text)
     assert re.search(r"reset= +adaptive  density  mixed  random_clock  snapshot  staggered\*  .*upkept\n", text)
     assert "custom" not in text
     assert "hydra:" not in text
@@ -82,3 +82,8 @@ def test_of_a_sweep_the_first_values():
 def test_what_is_unknown_is_named():
     with pytest.raises(ConfigError, match="did you mean 'skill_chain'"):
         train_help(["task=skil_chain"])
+
+
+def test_a_task_that_brings_its_reset_rule():
+    assert "Settings with task=isaacgym/Ant reset=random_clock" in train_help(["task=isaacgym/Ant"])
+    assert "reset=synchronous algorithm" in train_help(["task=isaacgym/Ant", "reset=synchronous"])

@@ -221,11 +221,14 @@ class IsaacLabEnv(VecEnv):
 
     def _moved_by_curricula(self) -> Iterator[Tuple[Any, str, str]]:
         """(owner, attribute, name) of reward weights and of command ranges."""
-        rewards: Any = getattr(self._env, "reward_manager", None)
-        for name in rewards.active_terms if rewards is not None else ():
-            yield rewards.get_term_cfg(name), "weight", f"reward.{name}.weight"
-        commands: Any = getattr(self._env, "command_manager", None)
-        for name in commands.active_terms if commands is not None else ():
+        rewards = getattr(self._env, "reward_manager", None)
+        if rewards is not None:
+            for name in rewards.active_terms:
+                yield rewards.get_term_cfg(name), "weight", f"reward.{name}.weight"
+        commands = getattr(self._env, "command_manager", None)
+        if commands is None:
+            return
+        for name in commands.active_terms:
             ranges = getattr(commands.get_term(name).cfg, "ranges", None)
             if dataclasses.is_dataclass(ranges):
                 for field in dataclasses.fields(ranges):

@@ -358,7 +358,7 @@ def gymnasium_spaces(spec: EnvSpec, action_bound: Optional[float] = None) -> Any
     import numpy as np
     from gymnasium import spaces
 
-    parts = {
+    parts: Dict[str, Any] = {
         name: spaces.Box(0, 255, shape, np.uint8)
         if spec.obs_dtype(name) == torch.uint8
         else spaces.Box(-np.inf, np.inf, shape, np.float32)

@@ -116,7 +116,7 @@ class RslRlView(HostView, RslRlVecEnv):
         return self.vec_env.elapsed_steps
 
     @episode_length_buf.setter
-    def episode_length_buf(self, steps: Tensor) -> None:
+    def episode_length_buf(self, steps: Tensor) -> None:  # pyright: ignore[reportIncompatibleVariableOverride, reportIncompatibleMethodOverride]
         """What `learn(init_at_random_ep_len=True)` writes. Ignored under a rule that has spread the episodes itself."""
         rule = self.stagger
         if rule is not None and rule.config.bring_up != "none":

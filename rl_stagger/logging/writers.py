@@ -239,7 +239,7 @@ class WandbWriter:
                 if name.endswith("histogram") and value:
                     edges = [i / len(value) for i in range(len(value) + 1)]
                     shares = _shares([as_float(x) for x in value])
-                    row[name] = self._wandb.Histogram(np_histogram=(shares, edges))
+                    row[name] = self._wandb.Histogram(np_histogram=(shares, edges))  # pyright: ignore[reportArgumentType]
             elif not math.isnan(as_float(value)):
                 row[name] = value
         row["steps/total"] = step
