@@ -23,7 +23,7 @@ def test_usage_and_choices():
     text = train_help()
     for part in ("rl-stagger train [key=value", "train -m ", "resume=latest", "--hydra-help", "[256,256]'"):
         assert part in text
-    assert re.search(r"task= +cartpole_swingup (.*\n)+?.*skill_chain\* .*module:Class", text)
+    assert re.search(r"task= +cartpole_swingup .*skill_chain\* .*module:Class\n  reset=", text, re.DOTALL)
     assert re.search(r"reset= +adaptive  density  mixed  random_clock  snapshot  staggered\*  .*upkept\n", text)
     assert "custom" not in text
     assert "hydra:" not in text
