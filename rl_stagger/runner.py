@@ -220,16 +220,20 @@ class Runner:
         self.learner.load_state_dict(state["learner"])
         if saved["algorithm"]["learning_rate"] != now["algorithm"]["learning_rate"]:
             self.learner.rate.fill_(self.config.algorithm.learning_rate)
-        env_too = bool(state["env"]["env"])
+        saved_env = state["env"]["env"]
+        env_too = bool(saved_env) and saved_env.get("episodes", True)
         if env_too:
             self.env.load_state_dict(state["env"])
         else:
             self.env.load_counters(state["env"])
+            if saved_env:
+                self.env.unwrapped.load_state_dict(saved_env)
         self.collector.load_state_dict(state["collector"], env_too)
         self.statistics.load_state_dict(state["statistics"], env_too)
         set_global_rng_state(state["rng"])
         if not env_too:
-            self.notes.append("resume: this simulator's state cannot be read; episodes start anew")
+            rest = "; its curricula go on" if saved_env else ""
+            self.notes.append(f"resume: this simulator's state cannot be read; episodes start anew{rest}")
         elif Capability.EXACT_RESUME not in self.env.capabilities:
             self.notes.append("resume: this simulator's state was read back, but does not continue to the last bit")
 

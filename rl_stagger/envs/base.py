@@ -239,7 +239,10 @@ class VecEnv(abc.ABC):
         raise self.lacks(Capability.RENDER)
 
     def state_dict(self) -> Dict[str, Any]:
-        """What can be saved: tensors, numbers, strings, lists and dicts of them. Empty where nothing can be read."""
+        """What can be saved: tensors, numbers, strings, lists and dicts of them. Empty where nothing can be read.
+
+        "episodes": False in it says that it holds curricula and the like, and that episodes begin anew after it.
+        """
         return {}
 
     def load_state_dict(self, state: Dict[str, Any]) -> None:

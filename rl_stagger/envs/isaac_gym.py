@@ -234,7 +234,12 @@ class IsaacGymEnv(VecEnv):
 
     def state_dict(self) -> Dict[str, Any]:
         saved = self._task.get_env_state() if hasattr(self._task, "get_env_state") else None
-        return {"terrain": self._terrain.state_dict(), "task": saved, "rng": self._random.state_dict()}
+        return {
+            "episodes": False,
+            "terrain": self._terrain.state_dict(),
+            "task": saved,
+            "rng": self._random.state_dict(),
+        }
 
     def load_state_dict(self, state: Dict[str, Any]) -> None:
         self.load_curriculum(state)

@@ -207,6 +207,7 @@ class IsaacLabEnv(VecEnv):
     def state_dict(self) -> Dict[str, Any]:
         numbers = {key: getattr(owner, name) for owner, name, key in self._moved_by_curricula()}
         return {
+            "episodes": False,
             "terrain": self._terrain.state_dict(),
             "numbers": {key: list(x) if isinstance(x, tuple) else x for key, x in numbers.items()},
             "common_step_counter": int(self._env.common_step_counter),

@@ -160,6 +160,7 @@ class LeggedGymEnv(VecEnv):
     def state_dict(self) -> Dict[str, Any]:
         ranges = {name: [float(bound) for bound in bounds] for name, bounds in self._env.command_ranges.items()}
         return {
+            "episodes": False,
             "terrain": self._terrain.state_dict(),
             "command_ranges": ranges,
             "common_step_counter": int(self._env.common_step_counter),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Dict, Optional, Tuple
 
@@ -20,6 +21,7 @@ from rl_stagger.envs import isaac_lab
 from rl_stagger.envs.check import check_env
 from rl_stagger.envs.isaac_lab import IsaacLabEnv, column_names
 from rl_stagger.errors import CapabilityError, ConfigError
+from rl_stagger.run_dir import read_metrics_lines
 
 N, H = 6, 12
 
@@ -225,6 +227,22 @@ def test_what_curricula_have_moved_is_saved_and_episodes_begin_anew(make: Any) -
     judge = make(Rough, num_envs=3)
     judge.load_curriculum(saved)
     assert judge._env.scene.terrain.terrain_levels.tolist() == [2, 1, 1]
+
+
+def test_after_a_resume_no_episode_is_longer_than_the_time_limit(make: Any, tmp_path: Path) -> None:
+    """Episodes begin anew, so what had been counted of the old ones is not added to the new."""
+    run, env = tmp_path / "run", make(Rough)
+    env._env.scene.terrain.terrain_levels.copy_(torch.tensor([2, 0, 1, 2, 1, 0]))
+    rs.Runner(env, build_config(small_tree(run, "synchronous", rollout_steps=5, iterations=2))).learn()
+    env = make(Rough)
+    more = small_tree(run, "synchronous", rollout_steps=5, iterations=6, resume="latest")
+    runner = rs.Runner(env, build_config(more))
+    runner.learn()
+    # One end of an episode since, at which all went up by one, up to 2
+    assert env._env.scene.terrain.terrain_levels.tolist() == [2, 1, 2, 2, 2, 1]
+    assert any("episodes start anew; its curricula go on" in note for note in runner.notes)
+    lengths = [line["episode/length_mean"] for line in read_metrics_lines(run)]
+    assert [length for length in lengths if length is not None] == [float(H)], "not 10 steps more"
 
 
 @pytest.mark.parametrize("reset", ["staggered", "random_clock", "synchronous"])
