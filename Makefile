@@ -20,7 +20,7 @@ MJLAB_STAMP := $(VENV)/.installed-mjlab
 TRAINERS_VENV := .venv-integrations
 TRAINERS_STAMP := $(TRAINERS_VENV)/.installed
 TRAINERS_INSTALL = -m pip install --disable-pip-version-check -qq $(if $(CONSTRAINTS),-c constraints-integrations.txt)
-# ManiSkill3 as well: its gymnasium and numpy are older.
+# ManiSkill3 as well: it brings a simulator and robot libraries that nobody else needs.
 MANISKILL_VENV := .venv-maniskill
 MANISKILL_STAMP := $(MANISKILL_VENV)/.installed
 ISAACLAB_VENV := .venv-isaaclab

@@ -18,6 +18,7 @@ from rl_stagger.errors import (
     ConfigError,
     ContractError,
     NonFiniteError,
+    SimulatorError,
     nearest,
 )
 from rl_stagger.overrides import config_dir, explain_overrides, hydra_configs, name_rule, rewrite_overrides
@@ -271,6 +272,8 @@ def _guarded(call: Callable[[], int], sweep_dir: Optional[Path] = None) -> int:
         code, text = EXIT_NON_FINITE, str(error)
     except ContractError as error:
         code, text = EXIT_FAILED, f"the environment does not keep its contract: {error}"
+    except SimulatorError as error:
+        code, text = EXIT_FAILED, str(error)
     except KeyboardInterrupt:
         return _complain("stopped at once, without saving; earlier checkpoints are as they were", EXIT_STOPPED)
     except Exception as error:

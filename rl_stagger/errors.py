@@ -18,6 +18,10 @@ class ContractError(ValueError):
     """An environment gave something other than the contract (`envs/base.py`) says."""
 
 
+class SimulatorError(RuntimeError):
+    """A simulator stopped working under a run."""
+
+
 class NonFiniteError(FloatingPointError):
     """A NaN or an infinity in data or gradients; raised before the parameters are touched."""
 

@@ -60,8 +60,8 @@ def make_host(num_envs: int, settings: Mapping[str, Any]) -> Any:
         from mani_skill.utils.registration import REGISTERED_ENVS
     except ModuleNotFoundError as error:
         raise ConfigError(
-            f"task maniskill/{task_id} needs ManiSkill3 ({error}): pip install 'rl_stagger[maniskill]', for its older "
-            "gymnasium best into an environment of its own"
+            f"task maniskill/{task_id} needs ManiSkill3 ({error}): pip install 'rl_stagger[maniskill]', best "
+            "into an environment of its own"
         ) from error
     if task_id not in REGISTERED_ENVS:
         raise ConfigError(f"task_id={task_id!r}: ManiSkill has no such task; {nearest(task_id, REGISTERED_ENVS)}")

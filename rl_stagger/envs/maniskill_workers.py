@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from rl_stagger.envs.base import Capability, Obs, Step, VecEnv, check_action, check_mask
+from rl_stagger.errors import SimulatorError
 
 _STOP_S = 5.0
 """How long a worker may take to close before it is ended."""
@@ -65,7 +66,7 @@ def _joined_singles(seeds: Sequence[int], settings: Mapping[str, Any], endings: 
     return JoinedEnvs([LocalPart(env) for env in _singles(seeds, settings, endings)], torch.device("cpu"))
 
 
-class WorkerDied(RuntimeError):
+class WorkerDied(SimulatorError):
     """A worker process ended by itself or was ended."""
 
 
