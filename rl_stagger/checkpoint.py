@@ -88,7 +88,7 @@ def _content_fault(state: Any) -> Optional[str]:
 def _last_good(path: Path) -> str:
     for other in reversed(list_checkpoints(path.parent)):
         if other != path and file_fault(other) is None:
-            return f"The last good one there is {other}: resume={other}"
+            return f"The last good one there is {other}"
     return f"There is no other good checkpoint in {path.parent}"
 
 

@@ -154,7 +154,7 @@ def test_what_is_no_checkpoint_is_refused_and_the_last_good_one_named(tmp_path, 
     message = str(caught.value)
     assert str(path) in message
     assert says in message
-    assert f"The last good one there is {good}: resume={good}" in message
+    assert f"The last good one there is {good}" in message
     assert not (tmp_path / "harm").exists()
 
 
