@@ -276,7 +276,7 @@ def test_a_torn_checkpoint_names_the_last_good_one(tmp_path):
     newest = tmp_path / "a" / "checkpoints" / "iter_0000002.pt"
     newest.write_bytes(newest.read_bytes()[:-100])
     again = {"resume": str(tmp_path / "a"), "iterations": 3}
-    with pytest.raises(rs.CheckpointError, match=r"iter_0000002.pt is torn.*resume=.*iter_0000001.pt"):
+    with pytest.raises(rs.CheckpointError, match=r"iter_0000002.pt is torn.*last good one there is .*iter_0000001.pt"):
         rs.Runner(CounterEnv(6), small_config(tmp_path / "a", **again))
     good = {**again, "resume": str(tmp_path / "a" / "checkpoints" / "iter_0000001.pt")}
     assert train(CounterEnv(6), small_config(tmp_path / "a", **good)).summary["iterations"] == 3
