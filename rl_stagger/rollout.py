@@ -12,11 +12,28 @@ from typing import Any, Dict, List, NamedTuple, Optional
 import torch
 from torch import Tensor
 
+from rl_stagger.algorithms.nets import ModuleNets, Nets
 from rl_stagger.envs.base import Discrete, EnvSpec, Obs, Step, VecEnv, check_obs
 from rl_stagger.errors import ContractError, NonFiniteError
-from rl_stagger.models.actor_critic import Act, ActorCritic
+from rl_stagger.models.actor_critic import ActorCritic
 from rl_stagger.rng import generator_state, make_generator, set_generator_state
 from rl_stagger.stopwatch import Stopwatch
+
+FLAGS = ("terminated", "truncated", "valid", "was_reset", "success", "cut", "frozen")
+
+
+class StorageRow(NamedTuple):
+    """Views of one step's storage, made once. Groups are in the storage's order."""
+
+    obs: List[Tensor]
+    final_obs: List[Tensor]
+    action: Tensor
+    params: Tensor
+    reward: Tensor
+    flags: Tensor
+    """[7, N], in the order of `FLAGS`."""
+    clocks: Tensor
+    """[2, N], phase and clock."""
 
 
 class Rollout:
@@ -47,46 +64,47 @@ class Rollout:
             self.action = zeros(dtype=torch.int64)
         else:
             self.action = zeros(spec.action.size)
-        self.log_prob, self.reward = zeros(), zeros()
-        self.params = zeros(num_params)
-        self.terminated, self.truncated, self.valid = (zeros(dtype=torch.bool) for _ in range(3))
-        self.success, self.cut, self.was_reset, self.frozen = (zeros(dtype=torch.bool) for _ in range(4))
-        self.phase = zeros(dtype=torch.int64)
-        """True phase of obs[t] in steps."""
-        self.clock = zeros(dtype=torch.int64)
-        """Episode clock at obs[t] in steps."""
+        self.reward, self.params = zeros(), zeros(num_params)
+        self._flags = torch.zeros((steps, len(FLAGS), num_envs), dtype=torch.bool, device=device)
+        self._clocks = torch.zeros((steps, 2, num_envs), dtype=torch.int64, device=device)
+        self._unset = torch.zeros(num_envs, dtype=torch.bool, device=device)
+        self._rows = [self._row(t) for t in range(steps)]
         self.logs: List[Dict[str, Any]] = []
         """What the task logged, step by step."""
         self.has_success = False
 
-    def put_before(self, t: int, obs: Obs, act: Act, phase: Tensor, clock: Tensor) -> None:
-        """Write what transition t leaves from. Before the env step: what an env reuses must not reach the storage."""
-        for name, x in self.obs.items():
-            x[t].copy_(obs[name])
-        self.action[t].copy_(act.raw)
-        self.log_prob[t].copy_(act.log_prob)
-        self.params[t].copy_(act.params)
-        self.phase[t].copy_(phase)
-        self.clock[t].copy_(clock)
+    def _row(self, t: int) -> StorageRow:
+        return StorageRow(
+            [x[t] for x in self.obs.values()],
+            [] if self.final_obs is None else [x[t] for x in self.final_obs.values()],
+            self.action[t],
+            self.params[t],
+            self.reward[t],
+            self._flags[t],
+            self._clocks[t],
+        )
+
+    def put_before(self, t: int, obs: Obs, phase: Tensor, clock: Tensor) -> StorageRow:
+        """Write what transition t leaves from, before the env step: what an env reuses must not reach the storage.
+        Returns the row, in which the action and the distribution's parameters are to be written."""
+        row = self._rows[t]
+        for name, x in zip(self.obs, row.obs):
+            x.copy_(obs[name])
+        torch.stack([phase, clock], out=row.clocks)
+        return row
 
     def put_after(self, t: int, step: Step) -> None:
         """Write what came of transition t."""
-        self.reward[t].copy_(step.reward)
-        self.terminated[t].copy_(step.terminated)
-        self.truncated[t].copy_(step.truncated)
-        self.valid[t].copy_(step.valid)
+        row, info = self._rows[t], step.info
+        row.reward.copy_(step.reward)
+        reset = info["reset"] if "reset" in info else step.done  # noqa: SIM401 (`done` is an operation)
+        marks = [info.get(name, self._unset) for name in ("success", "cut", "frozen")]
+        torch.stack([step.terminated, step.truncated, step.valid, reset, *marks], out=row.flags)
         if self.final_obs is not None:
             if step.final_obs is None:
                 raise ContractError("Step.final_obs is None, but the environment claims Capability.FINAL_OBS")
-            for name, x in self.final_obs.items():
-                x[t].copy_(step.final_obs[name])
-        info = step.info
-        for target, key in ((self.success, "success"), (self.cut, "cut"), (self.frozen, "frozen")):
-            if key in info:
-                target[t].copy_(info[key])
-            else:
-                target[t].zero_()
-        self.was_reset[t].copy_(info["reset"] if "reset" in info else step.terminated | step.truncated)
+            for name, x in zip(self.final_obs, row.final_obs):
+                x.copy_(step.final_obs[name])
         self.has_success = self.has_success or "success" in info
         self.logs.append(info.get("log", {}))
 
@@ -98,9 +116,8 @@ class Rollout:
     def first(self, steps: int) -> Rollout:
         """The first `steps` rows as a rollout of their own, in the same storage."""
         part = copy.copy(self)
-        for name, value in vars(self).items():
-            if isinstance(value, Tensor):
-                setattr(part, name, value[:steps])
+        for name in ("action", "reward", "params", "_flags", "_clocks"):
+            setattr(part, name, getattr(self, name)[:steps])
         part.obs = {name: x[: steps + 1] for name, x in self.obs.items()}
         if self.final_obs is not None:
             part.final_obs = {name: x[:steps] for name, x in self.final_obs.items()}
@@ -110,6 +127,45 @@ class Rollout:
     def flat_obs(self, steps: int) -> Obs:
         """The first `steps` rows of every group as [steps * N, ...]."""
         return {name: x[:steps].flatten(0, 1) for name, x in self.obs.items()}
+
+    # One mask beside the other in memory, so that a step writes all of them at once; [K, N] bool each.
+    @property
+    def terminated(self) -> Tensor:
+        return self._flags[:, 0]
+
+    @property
+    def truncated(self) -> Tensor:
+        return self._flags[:, 1]
+
+    @property
+    def valid(self) -> Tensor:
+        return self._flags[:, 2]
+
+    @property
+    def was_reset(self) -> Tensor:
+        return self._flags[:, 3]
+
+    @property
+    def success(self) -> Tensor:
+        return self._flags[:, 4]
+
+    @property
+    def cut(self) -> Tensor:
+        return self._flags[:, 5]
+
+    @property
+    def frozen(self) -> Tensor:
+        return self._flags[:, 6]
+
+    @property
+    def phase(self) -> Tensor:
+        """True phase of obs[t] in steps; [K, N] int64."""
+        return self._clocks[:, 0]
+
+    @property
+    def clock(self) -> Tensor:
+        """Episode clock at obs[t] in steps; [K, N] int64."""
+        return self._clocks[:, 1]
 
     @property
     def done(self) -> Tensor:
@@ -200,9 +256,18 @@ class Collector:
     """Runs the policy in the environment: act, step, store, K times."""
 
     def __init__(
-        self, env: VecEnv, model: ActorCritic, steps: int, keep_final_obs: bool, seed: int, watch: Stopwatch
+        self,
+        env: VecEnv,
+        model: ActorCritic,
+        steps: int,
+        keep_final_obs: bool,
+        seed: int,
+        watch: Stopwatch,
+        nets: Optional[Nets] = None,
     ) -> None:
+        """`nets`: the learner's, which run the model faster; None: the model as it is."""
         self.env, self.model, self.watch = env, model, watch
+        self.nets = nets or ModuleNets(model)
         self.rollout = Rollout(steps, env.num_envs, env.spec, model.head.num_params, keep_final_obs, env.device)
         self.generator = make_generator(env.device, seed)
         self.obs: Optional[Obs] = None
@@ -221,14 +286,19 @@ class Collector:
         if self.obs is None:
             self.start()
         assert self.obs is not None
-        env, rollout, obs = self.env, self.rollout.first(steps or self.rollout.steps), self.obs
+        env, head, rollout, obs = self.env, self.model.head, self.rollout.first(steps or self.rollout.steps), self.obs
         rollout.logs = []
+        self.nets.refresh()
+        scale, noises = head.scale(), head.noise(rollout.params, self.generator).unbind()
         for t in range(rollout.steps):
             with self.watch("policy"):
-                act = self.model.act(obs, self.generator)
-            rollout.put_before(t, obs, act, env.phase_steps, env.elapsed_steps)
+                row = rollout.put_before(t, obs, *env.read_clocks())
+                self.nets.params(obs, out=row.params)
+                raw = head.sample(row.params, scale, noises[t])
+                row.action.copy_(raw)
+                action = head.to_env(raw)
             with self.watch("physics"):
-                step = env.step(act.env_action)
+                step = env.step(action)
             rollout.put_after(t, step)
             obs = step.obs
         rollout.finish(obs)

@@ -87,7 +87,8 @@ class Runner:
         env.actor = lambda obs: self.model.act(obs, self.collector.generator).env_action
         self.learner = PPO(self.model, cfg.algorithm, cfg.iterations, seed + 1)
         keep_final_obs = cfg.algorithm.bootstrap == "final_obs"
-        self.collector = Collector(env, self.model, cfg.most_rollout_steps, keep_final_obs, seed + 2, self.watch)
+        steps = cfg.most_rollout_steps
+        self.collector = Collector(env, self.model, steps, keep_final_obs, seed + 2, self.watch, self.learner.nets)
         self.statistics = Statistics(env.num_envs, env.spec.horizon_steps, cfg.rollout_steps, self.device)
         self.iteration = 0
         self.steps_total = 0

@@ -22,26 +22,27 @@ Metrics = Dict[str, Tensor]
 
 
 # -- formulas -------------------------------------------------------------------------------------------------------
-def totals_since_done(x: Tensor, carry: Tensor, done: Tensor) -> Tuple[Tensor, Tensor]:
-    """Sum of `x` [K, N] from each episode's first step up to and including t.
+class SinceDone:
+    """Sums over each episode's steps so far. Built once for a rollout's `done` [K, N] bool, which ends an episode after
+    step t."""
 
-    `carry` [N]: the sum brought along from before the rollout. `done` [K, N] bool ends an episode after step t.
-    Returns (totals [K, N], the carry into the next rollout [N]).
-    """
-    running = carry + x.cumsum(0)
-    steps = torch.arange(x.shape[0], device=x.device).unsqueeze(1)
-    last_done = torch.where(done, steps, -1).cummax(0).values
-    before = torch.cat([torch.full_like(last_done[:1], -1), last_done[:-1]])
-    base = torch.where(before >= 0, running.gather(0, before.clamp(min=0)), torch.zeros_like(running))
-    totals = running - base
-    return totals, torch.where(done[-1], torch.zeros_like(totals[-1]), totals[-1])
+    def __init__(self, done: Tensor) -> None:
+        steps = torch.arange(done.shape[0], device=done.device).unsqueeze(1)
+        last_done = torch.where(done, steps, -1).cummax(0).values
+        before = torch.cat([torch.full_like(last_done[:1], -1), last_done[:-1]])
+        self._ended, self._place, self._last = before >= 0, before.clamp_(min=0), done[-1]
+
+    def totals(self, x: Tensor, carry: Tensor) -> Tuple[Tensor, Tensor]:
+        """Sum of `x` [K, N] from each episode's first step up to and including t; `carry` [N]: the sum brought along
+        from before the rollout. Returns (totals [K, N], the carry into the next rollout [N])."""
+        running = carry + x.cumsum(0)
+        totals = running - running.gather(0, self._place) * self._ended
+        return totals, totals[-1].masked_fill(self._last, 0)
 
 
 def mean_where(x: Tensor, mask: Tensor) -> Tensor:
     """Mean of `x` where `mask`; NaN where it is nowhere."""
-    count = mask.sum()
-    total = torch.where(mask, x, torch.zeros_like(x)).sum()
-    return torch.where(count > 0, total / count.clamp(min=1), torch.full_like(total, float("nan")))
+    return torch.where(mask, x, torch.zeros_like(x)).sum() / mask.sum()  # 0 / 0 is NaN
 
 
 def log_means(logs: List[Dict[str, Any]], valid: Tensor, device: torch.device) -> Metrics:
@@ -109,19 +110,22 @@ class Statistics:
         done = rollout.done & valid
         terminated, cut = rollout.terminated & valid, rollout.cut & valid
         reward = torch.where(valid, rollout.reward, torch.zeros_like(rollout.reward))
-        returns, self._return = totals_since_done(reward, self._return, done)
-        lengths, self._length = totals_since_done(valid.to(torch.int64), self._length, done)
+        since = SinceDone(done)
+        returns, self._return = since.totals(reward, self._return)
+        lengths, self._length = since.totals(valid.to(torch.int64), self._length)
         begun_midway = valid & (lengths == 1) & (torch.maximum(rollout.phase, rollout.clock) > 0)
-        marks, self._partial = totals_since_done((begun_midway | cut).to(torch.int64), self._partial, done)
+        marks, self._partial = since.totals((begun_midway | cut).to(torch.int64), self._partial)
         full = done & (marks == 0)
+        partial = done & ~full
         length = lengths.to(returns.dtype)
+        return_mean = mean_where(returns, full)
         metrics: Metrics = {
-            "episode/return_mean": mean_where(returns, full),
-            "episode/return_std": mean_where((returns - mean_where(returns, full)).square(), full).sqrt(),
+            "episode/return_mean": return_mean,
+            "episode/return_std": mean_where((returns - return_mean).square(), full).sqrt(),
             "episode/length_mean": mean_where(length, full),
             "episode/count": full.sum(),
-            "episode/partial_count": (done & ~full).sum(),
-            "episode/midway_count": (done & ~full & ~cut).sum(),
+            "episode/partial_count": partial.sum(),
+            "episode/midway_count": (partial & ~cut).sum(),
             "episode/cut_count": (done & cut).sum(),
             "episode/terminated_count": (terminated & full).sum(),
             "episode/truncated_count": (full & ~terminated).sum(),
@@ -195,12 +199,20 @@ def _extreme(x: Tensor, mask: Tensor, largest: bool) -> Tensor:
 def read_metrics(metrics: Metrics) -> Dict[str, Any]:
     """All metrics in one transfer, the second host read of an iteration. Scalars become floats (None for NaN), vectors
     lists; counts stay whole numbers."""
-    flat = torch.cat([value.detach().reshape(-1).to(torch.float64) for value in metrics.values()]).tolist()
-    host: Dict[str, Any] = {}
-    start = 0
+    kinds: Dict[torch.dtype, List[str]] = {}
     for name, value in metrics.items():
-        values = [None if math.isnan(x) else x for x in flat[start : start + value.numel()]]
-        start += value.numel()
+        kinds.setdefault(value.dtype, []).append(name)
+    parts = [torch.cat([metrics[name].detach().reshape(-1) for name in names]) for names in kinds.values()]
+    flat = torch.cat([part.to(torch.float64) for part in parts]).tolist()
+    read: Dict[str, List[Optional[float]]] = {}
+    start = 0
+    for name in (name for names in kinds.values() for name in names):
+        stop = start + metrics[name].numel()
+        read[name] = [None if math.isnan(x) else x for x in flat[start:stop]]
+        start = stop
+    host: Dict[str, Any] = {}
+    for name, value in metrics.items():
+        values = read[name]
         if value.dim() > 0:
             host[name] = values
         elif value.is_floating_point() or values[0] is None:

@@ -6,7 +6,7 @@ from helpers.image_envs import EDGE, SideOfLight
 from helpers.toy_envs_runner import small_tree
 
 import rl_stagger as rs
-from rl_stagger.algorithms.ppo import PPO, Batch, PPOConfig, _minibatches
+from rl_stagger.algorithms.ppo import PPO, Batch, PPOConfig, Table
 from rl_stagger.checkpoint import load_checkpoint
 from rl_stagger.config import build_config
 from rl_stagger.evaluate import first_episodes
@@ -79,8 +79,9 @@ def test_minibatches_keep_image_and_row_together():
     rows = torch.arange(13)
     obs = {"policy": rows.float().unsqueeze(1), "image": rows.to(torch.uint8).view(13, 1, 1, 1)}
     batch = Batch(obs, *(rows.clone() for _ in range(7)))
-    seen = []
-    for part in _minibatches(batch, torch.randperm(13), 4, ("image",)):
+    table, seen = Table(batch, ("image",)), []
+    for index in torch.randperm(13).tensor_split(4):
+        part = table.gather(index)
         assert part.obs["image"].flatten().tolist() == part.obs["policy"].flatten().tolist() == part.action.tolist()
         seen += part.action.tolist()
     assert sorted(seen) == list(range(13))

@@ -9,7 +9,7 @@ from helpers.toy_envs import LINEAR, Bandit, TallyEnv, empty_rollout, flags
 
 from rl_stagger.envs.base import Box, EnvSpec, Step
 from rl_stagger.errors import NonFiniteError
-from rl_stagger.models.actor_critic import Act, ActorCritic
+from rl_stagger.models.actor_critic import ActorCritic
 from rl_stagger.rollout import Collector, Rollout, bad_rows, first_rows, health_tensor, raise_non_finite, read_health
 from rl_stagger.stopwatch import Stopwatch
 
@@ -27,13 +27,10 @@ def everything(rollout):
 
 
 def one_step(n=2, fill=1.0, final=True, **info):
-    """(act, step) of `n` environments, every number `fill`."""
-    act = Act(*(torch.full(shape, fill) for shape in ((n, 1), (n, 1), (n,), (n, 1))))
+    """What a step of `n` environments returned, every number `fill`."""
     yes = torch.ones(n, dtype=torch.bool)
     obs = {"policy": torch.full((n, 1), fill)}
-    return act, Step(
-        obs, torch.full((n,), fill), yes, ~yes, {"policy": obs["policy"] + 1} if final else None, yes, info
-    )
+    return Step(obs, torch.full((n,), fill), yes, ~yes, {"policy": obs["policy"] + 1} if final else None, yes, info)
 
 
 # -- the index rule -------------------------------------------------------------------------------------------------
@@ -58,14 +55,32 @@ def test_row_t_belongs_to_the_transition_that_leaves_obs_t():
 
 
 def test_what_is_stored_is_what_the_policy_did_there():
-    collector = collector_of(TallyEnv(4, 3), 6)
+    sent = []
+
+    class Watched(TallyEnv):
+        def step(self, action):
+            sent.append(action.clone())
+            return super().step(action)
+
+    collector = collector_of(Watched(4, 3), 6)
     model = collector.model
-    rollout = collector.collect()
     with torch.no_grad():
-        model.actor[0].weight.fill_(0.3)  # not what acted: log-probabilities must come from the stored parameters
-    want = model.head.log_prob(rollout.params, model.head.scale(), rollout.action)
-    torch.testing.assert_close(rollout.log_prob, want.detach())
+        model.actor[0].weight.fill_(0.3)
+    rollout = collector.collect()
+    want = torch.stack([model.params(model.normalize({"policy": x})) for x in rollout.obs["policy"][:6]])
+    torch.testing.assert_close(rollout.params, want.detach())
+    assert torch.equal(rollout.action, torch.stack(sent))
     assert rollout.action.std() > 0.5
+
+
+def test_what_an_environment_does_to_its_action_does_not_reach_the_storage():
+    class Rude(TallyEnv):
+        def step(self, action):
+            step = super().step(action)
+            action.fill_(1e6)
+            return step
+
+    assert collector_of(Rude(4, 3), 6).collect().action.abs().max() < 10.0
 
 
 def test_discrete_actions_are_whole_numbers_and_reach_the_environment():
@@ -119,14 +134,14 @@ def test_flat_obs():
 # -- storage --------------------------------------------------------------------------------------------------------
 def test_storage_shares_no_memory_with_what_was_put_in():
     rollout = empty_rollout(1, 2)
-    act, step = one_step(success=torch.tensor([True, False]), reset=torch.tensor([True, False]))
+    step = one_step(success=torch.tensor([True, False]), reset=torch.tensor([True, False]))
     obs, phase, clock = {"policy": torch.ones(2, 1)}, torch.tensor([3, 4]), torch.tensor([5, 6])
-    rollout.put_before(0, obs, act, phase, clock)
+    rollout.put_before(0, obs, phase, clock)
     rollout.put_after(0, step)
     rollout.finish(step.obs)
     kept = {name: x.clone() for name, x in everything(rollout).items()}
     kept_obs = rollout.obs["policy"].clone()
-    for x in (obs["policy"], *act, step.obs["policy"], step.final_obs["policy"], step.reward, phase, clock):
+    for x in (obs["policy"], step.obs["policy"], step.final_obs["policy"], step.reward, phase, clock):
         x.fill_(77)
     for x in (step.terminated, step.truncated, step.valid, step.info["success"], step.info["reset"]):
         x.logical_not_()
@@ -141,15 +156,15 @@ def test_what_a_step_does_not_say_is_not_left_over_from_the_last_rollout():
     rollout = empty_rollout(1, 2)
     obs, zeros = {"policy": torch.zeros(2, 1)}, torch.zeros(2, dtype=torch.int64)
     everybody, nobody = torch.ones(2, dtype=torch.bool), torch.zeros(2, dtype=torch.bool)
-    act, step = one_step(success=everybody, cut=everybody, frozen=everybody, reset=nobody)
-    rollout.put_before(0, obs, act, zeros, zeros)
+    step = one_step(success=everybody, cut=everybody, frozen=everybody, reset=nobody)
+    rollout.put_before(0, obs, zeros, zeros)
     rollout.put_after(0, step)
     assert rollout.success.all()
     assert rollout.cut.all()
     assert rollout.frozen.all()
     assert not rollout.was_reset.any()
-    act, step = one_step()
-    rollout.put_before(0, obs, act, zeros, zeros)
+    step = one_step()
+    rollout.put_before(0, obs, zeros, zeros)
     rollout.put_after(0, step)
     assert not rollout.success.any()
     assert not rollout.cut.any()

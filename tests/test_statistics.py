@@ -9,7 +9,7 @@ from helpers.toy_envs import LINEAR, TallyEnv, empty_rollout, flags
 from rl_stagger.models.actor_critic import ActorCritic
 from rl_stagger.resets.rule import StaggeredResets
 from rl_stagger.rollout import Collector, Estimates
-from rl_stagger.statistics import Statistics, log_means, mean_where, read_metrics, totals_since_done
+from rl_stagger.statistics import SinceDone, Statistics, log_means, mean_where, read_metrics
 from rl_stagger.stopwatch import Stopwatch
 
 CPU = torch.device("cpu")
@@ -43,7 +43,7 @@ def test_totals_since_done_by_hand():
     # env 2: carry 5,  x 0 0 0 0, never done: 5 5 5 5, carry 5 on
     x = torch.tensor([[1.0, 1, 0], [2, 1, 0], [3, 1, 0], [4, 1, 0]])
     done = flags(4, 3, (1, 0), (0, 1), (1, 1), (3, 1))
-    totals, carry = totals_since_done(x, torch.tensor([10.0, 0, 5]), done)
+    totals, carry = SinceDone(done).totals(x, torch.tensor([10.0, 0, 5]))
     assert totals.tolist() == [[11, 1, 5], [13, 1, 5], [3, 1, 5], [7, 2, 5]]
     assert carry.tolist() == [7, 0, 5]
 
@@ -56,7 +56,7 @@ def test_totals_since_done_equal_a_slow_loop_over_several_rollouts(steps, envs):
     for _ in range(4):
         x = torch.randint(0, 9, (steps, envs), generator=draw)
         done = torch.rand(steps, envs, generator=draw) < 0.25
-        totals, carry = totals_since_done(x, carry, done)
+        totals, carry = SinceDone(done).totals(x, carry)
         for t in range(steps):
             for n in range(envs):
                 slow[n] += int(x[t, n])

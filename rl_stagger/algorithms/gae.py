@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Tuple
+from typing import List, Tuple
 
 import torch
 from torch import Tensor
@@ -35,12 +35,12 @@ def gae(
             raise ValueError(f"{name} has shape {tuple(x.shape)}, reward has {tuple(reward.shape)}")
     delta = reward + gamma * torch.where(terminated, torch.zeros_like(next_value), next_value) - value
     carry = gamma * lam * (~(terminated | truncated)).to(delta.dtype)
-    advantage = torch.empty_like(delta)
+    advantage: List[Tensor] = []
     running = torch.zeros_like(delta[0])
-    for t in range(delta.shape[0] - 1, -1, -1):
-        running = torch.addcmul(delta[t], carry[t], running)
-        advantage[t] = running
-    return advantage
+    for delta_t, carry_t in zip(reversed(delta.unbind()), reversed(carry.unbind())):
+        running = torch.addcmul(delta_t, carry_t, running)
+        advantage.append(running)
+    return torch.stack(advantage[::-1])
 
 
 def masked_gae(

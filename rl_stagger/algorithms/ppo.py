@@ -1,4 +1,4 @@
-"""PPO (Schulman et al. 2017, arXiv 1707.06347): pure losses first, then the learner that holds state.
+"""PPO (Schulman et al. 2017, arXiv 1707.06347): the batch, and the learner that holds state.
 
 Shapes: K steps, N environments, B = K * N rows of a batch. No function here reads from the device.
 """
@@ -6,13 +6,15 @@ Shapes: K steps, N environments, B = K * N rows of a batch. No function here rea
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Dict, Iterator, List, Literal, NamedTuple, Optional, Tuple
+from typing import Any, Dict, List, Literal, NamedTuple, Optional, Tuple
 
 import torch
 from torch import Tensor
 
-from rl_stagger.algorithms.gae import explained_variance, masked_center, masked_gae, masked_mean
+from rl_stagger.algorithms.gae import explained_variance, masked_gae, masked_mean
 from rl_stagger.algorithms.kl_schedule import adapt_rate, linear_rate
+from rl_stagger.algorithms.losses import STATS, Rows, policy_gradient, standardize, value_gradient
+from rl_stagger.algorithms.nets import make_nets
 from rl_stagger.algorithms.optimizer import FlatAdam
 from rl_stagger.models.actor_critic import ActorCritic
 from rl_stagger.rng import generator_state, make_generator, set_generator_state
@@ -112,27 +114,6 @@ class Batch(NamedTuple):
 
 
 # -- formulas -------------------------------------------------------------------------------------------------------
-def clipped_surrogate(ratio: Tensor, advantage: Tensor, clip: float) -> Tensor:
-    """-min(ratio * A, clip(ratio, 1 +- clip) * A) per row (eq. 7 of PPO); to be minimised. [B] in and out."""
-    return -torch.minimum(ratio * advantage, ratio.clamp(1.0 - clip, 1.0 + clip) * advantage)
-
-
-def value_error(value: Tensor, old_value: Tensor, target: Tensor, value_clip: Optional[float]) -> Tensor:
-    """Squared error per row; the larger of plain and clipped where `value_clip` is given. [B] in and out."""
-    plain = (value - target).square()
-    if value_clip is None:
-        return plain
-    near = old_value + (value - old_value).clamp(-value_clip, value_clip)
-    return torch.maximum(plain, (near - target).square())
-
-
-def standardize(x: Tensor, valid: Tensor, eps: float = 1e-8) -> Tensor:
-    """(x - mean) / std over the valid rows; 0 in the others. A batch that does not vary gives zeros."""
-    centered = masked_center(x, valid)
-    std = masked_mean(centered.square(), valid).sqrt()
-    return torch.where(valid, centered / (std + eps), torch.zeros_like(x))
-
-
 def bootstrap_values(
     value: Tensor, value_after: Tensor, final_value: Tensor, terminated: Tensor, truncated: Tensor, rule: str
 ) -> Tuple[Tensor, Tensor]:
@@ -145,6 +126,67 @@ def bootstrap_values(
     return torch.where(truncated, final_value if rule == "final_obs" else value, value_after), terminated
 
 
+# -- the rows of a batch --------------------------------------------------------------------------------------------
+class Table:
+    """A batch packed into one row of float32 per transition, so that a minibatch is one gather.
+
+    Images stay apart: they are gathered part by part, since a second copy of all of them may not fit in memory.
+    """
+
+    def __init__(self, batch: Batch, images: Tuple[str, ...]) -> None:
+        self.discrete = not batch.action.is_floating_point()
+        self.images = {name: batch.obs[name] for name in images}
+        self.obs_names = [name for name in batch.obs if name not in images]
+        columns = [batch.obs[name] for name in self.obs_names]
+        columns += [batch.action, batch.params, *(getattr(batch, name) for name in SCALARS)]
+        columns = [x if x.dim() == 2 else x.unsqueeze(1) for x in columns]
+        self.widths = [x.shape[1] for x in columns]
+        self.num_rows, self.device = columns[0].shape[0], columns[0].device
+        self.packed = torch.empty(self.num_rows, sum(self.widths), device=self.device)
+        for target, x in zip(self.packed.split(self.widths, 1), columns):
+            target.copy_(x)
+        self._parts: Dict[int, Tuple[Tensor, List[Tensor]]] = {}
+
+    def gather(self, index: Tensor) -> Rows:
+        """The rows `index` [B] int64. Their memory is used again by the next call with as many."""
+        part, columns = self._part(len(index))
+        torch.index_select(self.packed, 0, index, out=part)
+        obs = dict(zip(self.obs_names, columns))
+        for name, x in self.images.items():
+            obs[name] = x.index_select(0, index)
+        action, params, log_prob, value, target, advantage, valid = columns[len(self.obs_names) :]
+        if self.discrete:
+            action = action.squeeze(1).to(torch.int64)
+        weight = valid / valid.sum().clamp_(min=1.0)
+        return Rows(obs, action, log_prob, params, value, target, advantage, valid, weight)
+
+    def _part(self, rows: int) -> Tuple[Tensor, List[Tensor]]:
+        """Memory for so many gathered rows, and its columns."""
+        if rows not in self._parts:
+            part = torch.empty(rows, self.packed.shape[1], device=self.device)
+            columns = list(part.split(self.widths, 1))
+            first = len(columns) - len(SCALARS)
+            self._parts[rows] = part, [*columns[:first], *(x.squeeze(1) for x in columns[first:])]
+        return self._parts[rows]
+
+
+SCALARS = ("log_prob", "value", "target", "advantage", "valid")
+"""Fields of a batch with one number per row, in the order of a table's last columns."""
+
+
+class MinibatchStep(NamedTuple):
+    """What a minibatch's gradient says; scalars but for `stats`."""
+
+    stats: Tensor
+    """[5], see `STATS`."""
+    kl: Tensor
+    ratio_error: Tensor
+    norm: Tensor
+    finite: Tensor
+    """bool."""
+    penalties: List[Tensor]
+
+
 # -- the learner ----------------------------------------------------------------------------------------------------
 class PPO:
     """update(rollout) -> metrics. Holds the optimizer, the learning rate and the generator of the permutations."""
@@ -152,6 +194,7 @@ class PPO:
     def __init__(self, model: ActorCritic, config: PPOConfig, iterations: int, seed: int) -> None:
         self.model, self.config, self.iterations = model, config, iterations
         self.optimizer = FlatAdam(model.parameter_groups(), eps=config.adam_eps)
+        self.nets = make_nets(model, self.optimizer)
         device = self.optimizer.flat.device
         self.rate = torch.full((), config.learning_rate, dtype=torch.float32, device=device)
         self.generator = make_generator(device, seed)
@@ -167,16 +210,17 @@ class PPO:
         cfg, model, steps, envs = self.config, self.model, rollout.steps, rollout.num_envs
         rows = steps * envs
         normalized = model.normalize(rollout.flat_obs(steps + 1))
-        seen_by_critic = [{name: normalized[name] for name in model.critic_groups}]
-        if rollout.final_obs is not None and cfg.bootstrap == "final_obs":
-            last = {name: x.flatten(0, 1).index_select(0, truncated_rows) for name, x in rollout.final_obs.items()}
-            seen_by_critic.append({name: model.normalize_group(name, x) for name, x in last.items()})
-        values = self._values(seen_by_critic, max(1, rows // cfg.minibatches))
+        seen_by_critic = {name: normalized[name] for name in model.critic_groups}
+        piece_rows = max(1, rows // cfg.minibatches)
+        values = model.denormalize_value(self.nets.values(seen_by_critic, piece_rows))
         value = values[:rows].view(steps, envs)
         value_after = values[envs : rows + envs].view(steps, envs)
         final_value = value.flatten().clone()
-        if values.shape[0] > rows + envs:
-            final_value.index_copy_(0, truncated_rows, values[rows + envs :])
+        if rollout.final_obs is not None and cfg.bootstrap == "final_obs" and len(truncated_rows):
+            last = {name: x.flatten(0, 1).index_select(0, truncated_rows) for name, x in rollout.final_obs.items()}
+            last = {name: model.normalize_group(name, x) for name, x in last.items()}
+            last_value = model.denormalize_value(self.nets.values(last, piece_rows))
+            final_value.index_copy_(0, truncated_rows, last_value)
         next_value, terminated = bootstrap_values(
             value, value_after, final_value.view(steps, envs), rollout.terminated, rollout.truncated, cfg.bootstrap
         )
@@ -200,11 +244,12 @@ class PPO:
         }
         if cfg.normalize_advantage == "batch":
             advantage = standardize(advantage, valid)
+        action, params = rollout.action.flatten(0, 1), rollout.params.flatten(0, 1)
         batch = Batch(
             {name: x[:rows] for name, x in normalized.items()},
-            rollout.action.flatten(0, 1),
-            rollout.log_prob.flatten(),
-            rollout.params.flatten(0, 1),
+            action,
+            model.head.log_prob(params, model.head.scale(), action),
+            params,
             model.normalize_value(value.flatten()),
             model.normalize_value(target.flatten()),
             advantage.flatten(),
@@ -212,19 +257,8 @@ class PPO:
         )
         return batch, estimates, metrics
 
-    def _values(self, parts: List[Dict[str, Tensor]], piece_rows: int) -> Tensor:
-        """V of the normalised rows of all `parts`, one after the other. Images go in pieces of `piece_rows`: what a
-        convolution of all of them would need in memory is many times their own size."""
-        if not self.model.images:
-            obs = {name: torch.cat([part[name] for part in parts]) for name in parts[0]} if parts[1:] else parts[0]
-            return self.model.value(obs, normalized=True)
-        pieces = (zip(*(x.split(piece_rows) for x in part.values())) for part in parts)
-        names = list(parts[0])
-        return torch.cat(
-            [self.model.value(dict(zip(names, piece)), normalized=True) for part in pieces for piece in part]
-        )
-
     # -- update --------------------------------------------------------------------------------------------------
+    @torch.no_grad()
     def update(self, batch: Batch, iteration: int) -> Dict[str, Tensor]:
         """Epochs of minibatch steps. Returns means over the minibatches as device scalars; "policy/ratio_max_error" is
         the largest |ratio - 1| before the first step, which is rounding alone.
@@ -234,46 +268,56 @@ class PPO:
         cfg = self.config
         if cfg.schedule == "linear":
             self.rate.fill_(linear_rate(cfg.learning_rate, cfg.learning_rate_end, iteration, self.iterations))
-        device, rows = batch.advantage.device, batch.valid.shape[0]
         # A first, untrained policy moves far at any rate: its KL may lower the rate by one factor only.
         floor = cfg.learning_rate_min if iteration else max(cfg.learning_rate_min, cfg.learning_rate / cfg.kl_factor)
+        table = Table(batch, self.model.images)
         old_scale = self.model.head.scale().detach().clone()
         active = batch.valid.any()  # without one valid row there is nothing to step by
-        bad = torch.zeros((), device=device)
-        steps: List[Tensor] = []
-        stats: Dict[str, Tensor] = {}
+        steps: List[MinibatchStep] = []
+        self.nets.refresh()
         for _ in range(cfg.epochs):
-            order = torch.randperm(rows, generator=self.generator, device=device)
+            order = torch.randperm(table.num_rows, generator=self.generator, device=table.device)
             active_before = active
-            for part in _minibatches(batch, order, cfg.minibatches, self.model.images):
-                loss, stats = self._loss(part, old_scale)
-                kl = stats["policy/kl"]
+            for index in order.tensor_split(cfg.minibatches):
+                step = self._gradient(table.gather(index), old_scale)
                 # Not at the first minibatch: before any step its KL says nothing about the step size.
                 if steps and cfg.kl_measure == "minibatch":
-                    self._adapt(kl, active, floor)
+                    self._adapt(step.kl, active, floor)
                 if cfg.kl_stop is not None:
-                    active = active & (kl <= cfg.kl_stop)
-                self.optimizer.zero_grad()
-                loss.backward()
-                norm = self.optimizer.clip_grad_norm(cfg.max_grad_norm, cfg.grad_clip == "separate")
-                finite = torch.isfinite(norm)
-                bad += (~finite).to(bad.dtype)
-                active = active & finite
+                    active = active & (step.kl <= cfg.kl_stop)
+                active = active & step.finite
                 self.optimizer.step(self.rate, active)
                 self.model.head.project()
-                steps.append(torch.stack([*stats.values(), norm]))
+                self.nets.refresh()
+                steps.append(step)
             if cfg.kl_measure == "epoch" and len(steps) > 1:
-                epoch_kl = torch.stack(steps[max(1, len(steps) - cfg.minibatches) :])[:, 0].mean()
-                self._adapt(epoch_kl, active_before, floor)
-        table = torch.stack(steps)
-        metrics: Dict[str, Tensor] = dict(zip([*stats, "optim/grad_norm"], table.mean(0).unbind()))
-        metrics["policy/ratio_max_error"] = table[0, list(stats).index("policy/ratio_max_error")]
-        metrics["fault/bad_gradients"] = bad
-        metrics["optim/lr"] = self.rate.clone()
-        scale = self.model.head.scale().detach()
-        if scale.numel():
-            metrics["policy/std_mean"] = scale.mean()
-        return metrics
+                last = steps[max(1, len(steps) - cfg.minibatches) :]
+                self._adapt(torch.stack([step.kl for step in last]).mean(), active_before, floor)
+        return self._summary(steps)
+
+    def _gradient(self, rows: Rows, old_scale: Tensor) -> MinibatchStep:
+        """The clipped gradient of one minibatch, in the optimizer, and what it says."""
+        cfg, head = self.config, self.model.head
+        if cfg.normalize_advantage == "minibatch":
+            rows = rows._replace(advantage=standardize(rows.advantage, rows.valid > 0))
+        value_clip = cfg.value_clip if cfg.value_loss == "clipped" else None
+        self.optimizer.zero_grad()
+        sums = self.nets.gradient(
+            rows,
+            lambda params, piece: policy_gradient(head, params, piece, old_scale, cfg.clip, cfg.entropy_coef),
+            lambda value, piece: value_gradient(value, piece, cfg.value_coef, value_clip),
+        )
+        penalties = []
+        for weight, penalty in self._penalties():
+            with torch.enable_grad():
+                (weight * penalty).backward()
+            penalties.append(penalty.detach())
+        norm = self.optimizer.clip_grad_norm(cfg.max_grad_norm, cfg.grad_clip == "separate")
+        return MinibatchStep(sums.stats, sums.stats[0], sums.ratio_error, norm, torch.isfinite(norm), penalties)
+
+    def _penalties(self) -> List[Tuple[float, Tensor]]:
+        with torch.enable_grad():
+            return list(self.model.penalties().values())
 
     def _adapt(self, kl: Tensor, active: Tensor, floor: float) -> None:
         """Only while steps are taken: once they stop, the KL stands still and says nothing more about the rate."""
@@ -282,37 +326,21 @@ class PPO:
             rate = adapt_rate(self.rate, kl, cfg.kl_target, floor, cfg.learning_rate_max, cfg.kl_factor)
             self.rate = torch.where(active, rate, self.rate)
 
-    def _loss(self, part: Batch, old_scale: Tensor) -> Tuple[Tensor, Dict[str, Tensor]]:
-        """The loss of one minibatch and its statistics by metric name, the KL divergence first."""
-        cfg, valid = self.config, part.valid
-        now = self.model.evaluate(part.obs, part.action)
-        advantage = part.advantage
-        if cfg.normalize_advantage == "minibatch":
-            advantage = standardize(advantage, valid)
-        # Masked before exp: an infinite ratio in an invalid row would make the gradient 0 * inf.
-        ratio = torch.where(valid, now.log_prob - part.log_prob, torch.zeros_like(part.log_prob)).exp()
-        policy_loss = masked_mean(clipped_surrogate(ratio, advantage, cfg.clip), valid)
-        value_clip = cfg.value_clip if cfg.value_loss == "clipped" else None
-        critic_loss = masked_mean(value_error(now.value, part.value, part.target, value_clip), valid)
-        entropy = masked_mean(now.entropy, valid)
-        loss = policy_loss + cfg.value_coef * critic_loss - cfg.entropy_coef * entropy
-        with torch.no_grad():
-            kl = masked_mean(self.model.head.kl(part.params, old_scale, now.params, now.scale), valid)
-            off = (ratio - 1.0).abs()
-            clip_share = masked_mean((off > cfg.clip).to(off.dtype), valid)
-            ratio_error = torch.where(valid, off, torch.zeros_like(off)).max()
-        stats = {
-            "policy/kl": kl,
-            "policy/loss": policy_loss.detach(),
-            "critic/loss": critic_loss.detach(),
-            "policy/entropy": entropy.detach(),
-            "policy/clip_share": clip_share,
-            "policy/ratio_max_error": ratio_error,
-        }
-        for name, (weight, penalty) in self.model.penalties().items():
-            loss = loss + weight * penalty
-            stats[name] = penalty.detach()
-        return loss, stats
+    def _summary(self, steps: List[MinibatchStep]) -> Dict[str, Tensor]:
+        """The metrics of an update, from those of its minibatches."""
+        means = torch.stack([step.stats for step in steps]).mean(0)
+        metrics: Dict[str, Tensor] = dict(zip(STATS, means.unbind()))
+        metrics["optim/grad_norm"] = torch.stack([step.norm for step in steps]).mean()
+        metrics["policy/ratio_max_error"] = steps[0].ratio_error
+        for place, name in enumerate(self.model.penalties()):
+            metrics[name] = torch.stack([step.penalties[place] for step in steps]).mean()
+        finite = torch.stack([step.finite for step in steps])
+        metrics["fault/bad_gradients"] = len(steps) - finite.sum()
+        metrics["optim/lr"] = self.rate.clone()
+        scale = self.model.head.scale().detach()
+        if scale.numel():
+            metrics["policy/std_mean"] = scale.mean()
+        return metrics
 
     # -- state ---------------------------------------------------------------------------------------------------
     def state_dict(self) -> Dict[str, Any]:
@@ -326,21 +354,3 @@ class PPO:
         self.optimizer.load_state_dict(state["optimizer"])
         self.rate = state["rate"].to(self.rate.device).clone()
         set_generator_state(self.generator, state["generator"])
-
-
-def _minibatches(batch: Batch, order: Tensor, parts: int, images: Tuple[str, ...]) -> Iterator[Batch]:
-    """`batch` with its rows in `order`, in `parts` whose sizes differ by at most one row; no row is left out.
-
-    One gather per tensor, of which the parts are views; images are gathered part by part, since a second copy of all of
-    them may not fit in memory.
-    """
-    vectors = {
-        name: x.index_select(0, order).tensor_split(parts) for name, x in batch.obs.items() if name not in images
-    }
-    fields = [x.index_select(0, order).tensor_split(parts) for x in batch[1:]]
-    rows = order.tensor_split(parts) if images else ()
-    for i in range(parts):
-        obs = {name: x[i] for name, x in vectors.items()}
-        for name in images:
-            obs[name] = batch.obs[name].index_select(0, rows[i])
-        yield Batch(obs, *(field[i] for field in fields))

@@ -184,6 +184,10 @@ class VecEnv(abc.ABC):
         """
         return self.elapsed_steps
 
+    def read_clocks(self) -> Tuple[Tensor, Tensor]:
+        """(`phase_steps`, `elapsed_steps`), to be copied at once: perhaps the env's own, never to be written."""
+        return self.phase_steps, self.elapsed_steps
+
     @property
     def unwrapped(self) -> VecEnv:
         """The simulator's own environment, inside whatever is wrapped around it."""

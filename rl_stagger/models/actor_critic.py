@@ -151,6 +151,7 @@ class ActorCritic(nn.Module):
         self.phase_places = _phase_places(spec, size_of)
         """Where the numbers that encode the phase stand in what the critic reads."""
         act, init = config.activation, config.init
+        self.activation = act
         if config.shared_trunk and config.actor_hidden:
             self.trunk: nn.Module = mlp((actor_in, *config.actor_hidden), act, init, None, activate_last=True)
             actor_sizes: Tuple[int, ...] = (config.actor_hidden[-1], self.head.num_params)
@@ -173,26 +174,38 @@ class ActorCritic(nn.Module):
             return x
         shape = self.obs_shapes[name]
         x = self.normalizers[_key(name)](x.to(torch.float32))
-        return x.reshape((*x.shape[: x.dim() - len(shape)], math.prod(shape)))
+        return x if len(shape) == 1 else x.reshape((*x.shape[: x.dim() - len(shape)], math.prod(shape)))
 
     def act(self, obs: Obs, generator: Optional[torch.Generator] = None) -> Act:
         """Sample an action for raw observations [N, ...]."""
-        params = self._params(self.normalize(obs))
-        raw = self.head.sample(params, generator)
-        return Act(raw, self.head.to_env(raw), self.head.log_prob(params, self.head.scale(), raw), params)
+        params = self.params(self.normalize(obs))
+        scale = self.head.scale()
+        raw = self.head.sample(params, scale, self.head.noise(params, generator))
+        return Act(raw, self.head.to_env(raw), self.head.log_prob(params, scale, raw), params)
 
     def act_mode(self, obs: Obs) -> Tensor:
         """The deterministic action as the environment gets it, for raw observations [N, ...]."""
-        return self.head.to_env(self.head.mode(self._params(self.normalize(obs))))
+        return self.head.to_env(self.head.mode(self.params(self.normalize(obs))))
+
+    def params(self, normalized: Obs) -> Tensor:
+        """Distribution parameters [..., P] on observations that `normalize` gave."""
+        return self.actor(self.trunk(self._beside(normalized, self.actor_groups)))
+
+    def critic_output(self, normalized: Obs) -> Tensor:
+        """[...], in the critic's own units, on observations that `normalize` gave. Needs only the critic's groups."""
+        return self.critic(self.trunk(self._beside(normalized, self.critic_groups))).squeeze(-1)
+
+    def outputs(self, normalized: Obs) -> Tuple[Tensor, Tensor]:
+        """(`params` [B, P], `critic_output` [B]) in one pass: what both nets read is encoded once."""
+        seen = self._beside(normalized, self.actor_groups)
+        hidden = self.trunk(seen)
+        if self.actor_groups != self.critic_groups:
+            seen = self._beside(normalized, self.critic_groups)
+        return self.actor(hidden), self.critic(hidden if self.shares_trunk else seen).squeeze(-1)
 
     def evaluate(self, normalized: Obs, raw: Tensor) -> Evaluation:
         """Distribution and value on observations that `normalize` gave, for stored raw actions. [B, ...]."""
-        seen = self._beside(normalized, self.actor_groups)
-        hidden = self.trunk(seen)
-        params, scale = self.actor(hidden), self.head.scale()
-        if self.actor_groups != self.critic_groups:
-            seen = self._beside(normalized, self.critic_groups)
-        value = self.critic(hidden if self._shares() else seen).squeeze(-1)
+        (params, value), scale = self.outputs(normalized), self.head.scale()
         return Evaluation(
             params, scale, self.head.log_prob(params, scale, raw), self.head.entropy(params, scale), value
         )
@@ -201,8 +214,7 @@ class ActorCritic(nn.Module):
         """V [...] in reward units; of raw observations unless `normalized`. Needs only the critic's groups."""
         if not normalized:
             obs = {name: self.normalize_group(name, obs[name]) for name in self.critic_groups}
-        seen = self._beside(obs, self.critic_groups)
-        return self.denormalize_value(self.critic(self.trunk(seen)).squeeze(-1))
+        return self.denormalize_value(self.critic_output(obs))
 
     # -- penalties -----------------------------------------------------------------------------------------------
     def penalties(self) -> Dict[str, Tuple[float, Tensor]]:
@@ -214,7 +226,7 @@ class ActorCritic(nn.Module):
     def phase_penalty(self) -> Tensor:
         """Sum of the squared weights by which the critic's first layer (the trunk's, where shared) reads the phase's
         columns; scalar, 0 where there are none."""
-        weight = next((self.trunk if self._shares() else self.critic).parameters())
+        weight = next((self.trunk if self.shares_trunk else self.critic).parameters())
         return sum((weight[:, place].square().sum() for place in self.phase_places), weight.new_zeros(()))
 
     # -- values' units -------------------------------------------------------------------------------------------
@@ -255,11 +267,9 @@ class ActorCritic(nn.Module):
         ids = {id(p) for p in critic}
         return [[p for p in self.parameters() if id(p) not in ids], critic]
 
-    def _shares(self) -> bool:
+    @property
+    def shares_trunk(self) -> bool:
         return not isinstance(self.trunk, nn.Identity)
-
-    def _params(self, normalized: Obs) -> Tensor:
-        return self.actor(self.trunk(self._beside(normalized, self.actor_groups)))
 
     def _beside(self, normalized: Obs, groups: Tuple[str, ...]) -> Tensor:
         """What the nets read of `groups`, [..., O]: images encoded, vectors as they are."""

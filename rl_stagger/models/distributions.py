@@ -1,4 +1,5 @@
-"""Action distributions, each as one "head" module: parameters in, sample, log-probability, entropy and KL out.
+"""Action distributions, each as one "head" module: parameters in, sample, log-probability, entropy, KL and their
+gradients out.
 
 Shapes: B rows (any leading shape), A action numbers, P distribution parameters. torch.distributions is not used because
 its checks read from the device.
@@ -8,7 +9,7 @@ its checks read from the device.
 from __future__ import annotations
 
 import math
-from typing import Optional
+from typing import NamedTuple, Optional, Tuple
 
 import torch
 import torch.nn.functional as F
@@ -33,9 +34,9 @@ def gaussian_entropy(std: Tensor) -> Tensor:
 
 def gaussian_kl(mean_old: Tensor, std_old: Tensor, mean_new: Tensor, std_new: Tensor) -> Tensor:
     """KL(old || new) of diagonal Gaussians; [..., A] each; [...] out."""
-    log_ratio = 2.0 * (torch.log(std_old) - torch.log(std_new))  # of variances; expm1 keeps a small KL from rounding
+    log_ratio = 2.0 * torch.log(std_old / std_new)  # of variances; expm1 keeps a small KL from rounding
     shift = ((mean_old - mean_new) / std_new).square()
-    return 0.5 * (torch.expm1(log_ratio) - log_ratio + shift).sum(-1)
+    return 0.5 * (shift.sum(-1) + (torch.expm1(log_ratio) - log_ratio).sum(-1))
 
 
 def log_tanh_slope(x: Tensor) -> Tensor:
@@ -49,6 +50,15 @@ def categorical_kl(logits_old: Tensor, logits_new: Tensor) -> Tensor:
     return (log_old.exp() * (log_old - log_new)).sum(-1)
 
 
+class Terms(NamedTuple):
+    """A log-probability and by-products of its making."""
+
+    log_prob: Tensor
+    """[B]."""
+    kept: Tuple[Tensor, ...]
+    """A head's own."""
+
+
 # -- heads ----------------------------------------------------------------------------------------------------------
 class Head(nn.Module):
     """Turns the network's output ("params", [..., P]) into actions. `scale` is what else the distribution needs
@@ -56,10 +66,19 @@ class Head(nn.Module):
 
     num_params: int
 
+    @property
+    def own_parameter(self) -> Optional[nn.Parameter]:
+        """What it learns by itself, beside what the net gives."""
+        return None
+
     def scale(self) -> Tensor:
         raise NotImplementedError
 
-    def sample(self, params: Tensor, generator: Optional[torch.Generator]) -> Tensor:
+    def noise(self, like: Tensor, generator: Optional[torch.Generator]) -> Tensor:
+        """What `sample` needs for parameters of the shape of `like`, [..., P]; a new tensor."""
+        raise NotImplementedError
+
+    def sample(self, params: Tensor, scale: Tensor, noise: Tensor) -> Tensor:
         raise NotImplementedError
 
     def mode(self, params: Tensor) -> Tensor:
@@ -75,6 +94,17 @@ class Head(nn.Module):
         raise NotImplementedError
 
     def to_env(self, raw: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def terms(self, params: Tensor, scale: Tensor, raw: Tensor) -> Terms:
+        """The log-probability, and what `slopes` needs to take its gradient."""
+        raise NotImplementedError
+
+    def slopes(
+        self, terms: Terms, params: Tensor, scale: Tensor, d_log_prob: Tensor, d_entropy: Optional[Tensor]
+    ) -> Tuple[Tensor, Optional[Tensor]]:
+        """The gradient of a loss, given those by each row's log-probability and entropy ([B] each; None: the entropy
+        does not count): (by `params` [B, P], by the head's own parameter or None where it has none)."""
         raise NotImplementedError
 
     def project(self) -> None:
@@ -96,8 +126,13 @@ class GaussianHead(Head):
         start = math.log(init_std) if std_form == "log" else init_std
         self.std_param = nn.Parameter(torch.full((spec.size,), float(start)))
         low, high = spec.bounds("cpu")
+        self.bounded = not (math.isinf(float(low.max())) and math.isinf(float(high.min())))
         self.register_buffer("low", low, persistent=False)
         self.register_buffer("high", high, persistent=False)
+
+    @property
+    def own_parameter(self) -> Optional[nn.Parameter]:
+        return self.std_param
 
     def scale(self) -> Tensor:
         return self.std_param.exp() if self.std_form == "log" else self.std_param
@@ -107,9 +142,11 @@ class GaussianHead(Head):
         """Hold the parameter itself at the floor: clamping its value in use would leave it no gradient to rise by."""
         self.std_param.clamp_(min=math.log(self.std_floor) if self.std_form == "log" else self.std_floor)
 
-    def sample(self, params: Tensor, generator: Optional[torch.Generator]) -> Tensor:
-        noise = torch.empty_like(params).normal_(generator=generator)
-        return torch.addcmul(params, noise, self.scale())
+    def noise(self, like: Tensor, generator: Optional[torch.Generator]) -> Tensor:
+        return torch.empty_like(like).normal_(generator=generator)
+
+    def sample(self, params: Tensor, scale: Tensor, noise: Tensor) -> Tensor:
+        return torch.addcmul(params, noise, scale)
 
     def mode(self, params: Tensor) -> Tensor:
         return params
@@ -124,7 +161,23 @@ class GaussianHead(Head):
         return gaussian_kl(params_old, scale_old, params_new, scale_new)
 
     def to_env(self, raw: Tensor) -> Tensor:
-        return torch.minimum(torch.maximum(raw, self.low), self.high)
+        return torch.clamp(raw, self.low, self.high) if self.bounded else raw
+
+    def terms(self, params: Tensor, scale: Tensor, raw: Tensor) -> Terms:
+        z = (raw - params) / scale
+        squares = z.square()
+        constant = torch.log(scale).sum() + 0.5 * scale.shape[-1] * LOG_2PI
+        return Terms(torch.sub(-constant, squares.sum(-1), alpha=0.5), (z, squares))
+
+    def slopes(
+        self, terms: Terms, params: Tensor, scale: Tensor, d_log_prob: Tensor, d_entropy: Optional[Tensor]
+    ) -> Tuple[Tensor, Optional[Tensor]]:
+        z, squares = terms.kept
+        d_params = z * (d_log_prob.unsqueeze(-1) / scale)
+        by_log_std = torch.mv(squares.t(), d_log_prob) - d_log_prob.sum()
+        if d_entropy is not None:
+            by_log_std = by_log_std + d_entropy.sum()
+        return d_params, by_log_std if self.std_form == "log" else by_log_std / scale
 
 
 class TanhGaussianHead(GaussianHead):
@@ -159,6 +212,28 @@ class TanhGaussianHead(GaussianHead):
             slope = slope + weight / root_pi * (log_tanh_slope(params + offset) + log_tanh_slope(params - offset))
         return gaussian_entropy(scale) + (slope + torch.log(self.half_range)).sum(-1)
 
+    def terms(self, params: Tensor, scale: Tensor, raw: Tensor) -> Terms:
+        gaussian = super().terms(params, scale, raw)
+        slope = log_tanh_slope(raw) + torch.log(self.half_range)
+        return Terms(gaussian.log_prob - slope.sum(-1), gaussian.kept)
+
+    def slopes(
+        self, terms: Terms, params: Tensor, scale: Tensor, d_log_prob: Tensor, d_entropy: Optional[Tensor]
+    ) -> Tuple[Tensor, Optional[Tensor]]:
+        d_params, d_own = super().slopes(terms, params, scale, d_log_prob, d_entropy)
+        if d_entropy is None or d_own is None:
+            return d_params, d_own
+        # The slope term of the entropy: d log_tanh_slope(x) / dx = -2 tanh(x), by the same quadrature.
+        root2, root_pi = math.sqrt(2.0), math.sqrt(math.pi)
+        by_mean, by_std = torch.zeros_like(params), torch.zeros_like(params)
+        for node, weight in zip(self._NODES, self._WEIGHTS):
+            above, below = torch.tanh(params + root2 * node * scale), torch.tanh(params - root2 * node * scale)
+            by_mean = by_mean - 2.0 * weight / root_pi * (above + below)
+            by_std = by_std - 2.0 * weight / root_pi * root2 * node * (above - below)
+        d_std = torch.mv(by_std.t(), d_entropy)
+        d_own = d_own + (d_std * scale if self.std_form == "log" else d_std)
+        return torch.addcmul(d_params, by_mean, d_entropy.unsqueeze(-1)), d_own
+
     def to_env(self, raw: Tensor) -> Tensor:
         return torch.addcmul(self.center, torch.tanh(raw), self.half_range)
 
@@ -176,10 +251,12 @@ class CategoricalHead(Head):
     def scale(self) -> Tensor:
         return self.no_scale
 
-    def sample(self, params: Tensor, generator: Optional[torch.Generator]) -> Tensor:
+    def noise(self, like: Tensor, generator: Optional[torch.Generator]) -> Tensor:
+        return torch.empty_like(like).exponential_(generator=generator).log_()
+
+    def sample(self, params: Tensor, scale: Tensor, noise: Tensor) -> Tensor:
         """Gumbel-max: argmax(logits - log(-log u)), drawn with exponential noise; needs no normalised probabilities."""
-        exponential = torch.empty_like(params).exponential_(generator=generator)
-        return (params - exponential.log()).argmax(-1)
+        return (params - noise).argmax(-1)
 
     def mode(self, params: Tensor) -> Tensor:
         return params.argmax(-1)
@@ -193,6 +270,22 @@ class CategoricalHead(Head):
 
     def kl(self, params_old: Tensor, scale_old: Tensor, params_new: Tensor, scale_new: Tensor) -> Tensor:
         return categorical_kl(params_old, params_new)
+
+    def terms(self, params: Tensor, scale: Tensor, raw: Tensor) -> Terms:
+        log_p = params.log_softmax(-1)
+        return Terms(log_p.gather(-1, raw.unsqueeze(-1)).squeeze(-1), (log_p, raw))
+
+    def slopes(
+        self, terms: Terms, params: Tensor, scale: Tensor, d_log_prob: Tensor, d_entropy: Optional[Tensor]
+    ) -> Tuple[Tensor, Optional[Tensor]]:
+        log_p, raw = terms.kept
+        p = log_p.exp()
+        d_params = (p * -d_log_prob.unsqueeze(-1)).scatter_add_(-1, raw.unsqueeze(-1), d_log_prob.unsqueeze(-1))
+        if d_entropy is not None:
+            # dH / dlogit = -p (log p + H)
+            entropy = -(p * log_p).sum(-1, keepdim=True)
+            d_params = torch.addcmul(d_params, p * (log_p + entropy), d_entropy.unsqueeze(-1), value=-1.0)
+        return d_params, None
 
     def to_env(self, raw: Tensor) -> Tensor:
         return raw

@@ -49,7 +49,7 @@ class RunningNormalizer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """`x` [..., *shape] -> the same shape."""
-        return ((x - self.mean) * (self.var + self.eps).rsqrt()).clamp(-self.clip, self.clip)
+        return (x - self.mean).mul_((self.var + self.eps).rsqrt_()).clamp_(-self.clip, self.clip)
 
     def std(self) -> Tensor:
         return (self.var + self.eps).sqrt()

@@ -56,7 +56,8 @@ class ImmediateGate(Gate):
 
     def step(self, env: VecEnv, action: Tensor, watch: Watch) -> Step:
         step = self.checked_step(env, action)
-        step.info.setdefault("reset", step.done)
+        if "reset" not in step.info:
+            step.info["reset"] = step.done
         return step
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from typing import Any, Callable, ContextManager, Dict, List, Optional
+from typing import Any, Callable, ContextManager, Dict, List, Optional, Tuple
 
 import torch
 from torch import Tensor
@@ -177,6 +177,9 @@ class StaggeredResets(VecEnv):
     def phase_steps(self) -> Tensor:
         return self._phase.clone()
 
+    def read_clocks(self) -> Tuple[Tensor, Tensor]:
+        return self._phase, self.env.read_clocks()[1]
+
     def reset(self, env_mask: Optional[Tensor] = None) -> Obs:
         """None: the whole bring-up. A mask: plain resets of those rows."""
         if env_mask is not None:
@@ -212,7 +215,7 @@ class StaggeredResets(VecEnv):
             self._steps_in_rollout = 0
         if self._manual_reset:
             step.info["reset"] = torch.zeros_like(step.terminated)
-        self._phase = torch.where(step.info["reset"], 0, self._phase + step.valid)
+        self._phase = (self._phase + step.valid).masked_fill_(step.info["reset"], 0)
         if self._upkeep is not None and not self._manual_reset:
             step, self._phase, moved = self._upkeep.after_step(
                 step, self.env.elapsed_steps, self._phase, self._gate.waiting, boundary

@@ -6,9 +6,19 @@ import pytest
 import torch
 from torch import nn
 
+from rl_stagger.algorithms import optimizer as optimizer_module
 from rl_stagger.algorithms.optimizer import FlatAdam
 
 ON, OFF = torch.tensor(True), torch.tensor(False)
+
+
+@pytest.fixture(autouse=True, params=["torch's fused kernel", "written out"])
+def step_by(request, monkeypatch):
+    """Every test by both ways of a step; the second is what an older torch and the meta device get."""
+    if request.param == "written out":
+        monkeypatch.setattr(optimizer_module, "_fused_step", lambda device: None)
+    elif optimizer_module._fused_step(torch.device("cpu")) is None:
+        pytest.skip("this torch has no fused kernel that takes its rate from the device")
 
 
 def small_net(seed=0):

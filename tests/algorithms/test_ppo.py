@@ -8,15 +8,7 @@ import pytest
 import torch
 from helpers.toy_envs import Bandit, BigObs, Target, empty_rollout, flags, scalar_model
 
-from rl_stagger.algorithms.ppo import (
-    PPO,
-    Batch,
-    PPOConfig,
-    _minibatches,
-    clipped_surrogate,
-    standardize,
-    value_error,
-)
+from rl_stagger.algorithms.ppo import PPO, Batch, PPOConfig, Table
 from rl_stagger.config import load_config
 from rl_stagger.envs.base import Box, Discrete, EnvSpec
 from rl_stagger.envs.registry import make_env
@@ -78,61 +70,22 @@ def updated(config, model, batch, iteration=0):
     return {name: float(x) for name, x in metrics.items()}, parameters_of(learner)
 
 
-# -- formulas -------------------------------------------------------------------------------------------------------
-def test_clipped_surrogate_by_hand():
-    # clip .2.        ratio:  1     1.5   1.5   .5    .5    1.1
-    #                 A:      2     2     -2    2     -2    -1
-    #           unclipped:    2     3     -3    1     -1    -1.1
-    #             clipped:    2     2.4   -2.4  1.6   -1.6  -1.1
-    #          -(smaller):    -2    -2.4  3     -1    1.6   1.1
-    ratio = torch.tensor([1.0, 1.5, 1.5, 0.5, 0.5, 1.1])
-    advantage = torch.tensor([2.0, 2.0, -2.0, 2.0, -2.0, -1.0])
-    want = torch.tensor([-2.0, -2.4, 3.0, -1.0, 1.6, 1.1])
-    torch.testing.assert_close(clipped_surrogate(ratio, advantage, 0.2), want)
-
-
-def test_gradient_of_the_surrogate_stops_outside_the_clip_only_where_it_would_gain():
-    ratio = torch.tensor([1.5, 1.5, 0.5, 0.5], requires_grad=True)
-    clipped_surrogate(ratio, torch.tensor([2.0, -2.0, 2.0, -2.0]), 0.2).sum().backward()
-    assert ratio.grad is not None
-    assert ratio.grad.tolist() == [0.0, 2.0, -2.0, 0.0]
-
-
-def test_value_error_by_hand():
-    # plain: (3 - 5)^2 = 4, (3 - 1)^2 = 4. Clipped at .5 around the old value 2: 2.5, so (2.5 - 5)^2 = 6.25 and
-    # (2.5 - 1)^2 = 2.25; the larger of both counts: 6.25, 4.
-    value, old, target = torch.tensor([3.0, 3.0]), torch.tensor([2.0, 2.0]), torch.tensor([5.0, 1.0])
-    assert value_error(value, old, target, None).tolist() == [4.0, 4.0]
-    assert value_error(value, old, target, 0.5).tolist() == [6.25, 4.0]
-
-
-def test_standardize():
-    x, valid = torch.tensor([1.0, NAN, 3.0, 5.0]), torch.tensor([True, False, True, True])
-    # mean 3, variance 8/3: (-2, 0, 2) / 1.63299
-    torch.testing.assert_close(standardize(x, valid), torch.tensor([-1.2247449, 0.0, 0.0, 1.2247449]))
-
-
-@pytest.mark.parametrize("constant", [0.0, 0.1, 100.3, -7e4])
-def test_a_batch_that_does_not_vary_standardizes_to_zeros(constant):
-    # float32 cannot average 999 times 100.3 exactly: the rounding must not be blown up to +-1
-    x = torch.full((999,), constant)
-    assert standardize(x, torch.ones(999).bool()).abs().max() < 1e-2
-
-
 # -- minibatches ----------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("rows, parts", [(13, 4), (9, 4), (17, 8), (12, 4), (7, 1), (8, 4)])
 def test_minibatches_lose_no_row_and_are_never_one_row(rows, parts):
     # SB3 #265, #325
     batch = batch_for(small_model(), rows)
-    order = torch.randperm(rows)
-    split = list(_minibatches(batch, order, parts, ()))
+    order, table = torch.randperm(rows), Table(batch, ())
+    split = [copy.deepcopy(table.gather(index)) for index in order.tensor_split(parts)]
     sizes = [part.valid.shape[0] for part in split]
     assert len(sizes) == parts
     assert sum(sizes) == rows
     assert min(sizes) >= 2
     assert max(sizes) - min(sizes) <= 1
     for name in ("action", "log_prob", "params", "value", "target", "advantage", "valid"):
-        assert torch.equal(torch.cat([getattr(part, name) for part in split]), getattr(batch, name)[order]), name
+        assert torch.equal(torch.cat([getattr(part, name) for part in split]), getattr(batch, name)[order].float()), (
+            name
+        )
     assert torch.equal(torch.cat([part.obs["policy"] for part in split]), batch.obs["policy"][order])
 
 
@@ -141,13 +94,13 @@ def test_every_row_is_used_exactly_once_per_epoch(monkeypatch):
     learner = PPO(model, dataclasses.replace(FIXED, epochs=3, minibatches=4), 1, seed=0)
     batch = batch_for(model, 13)._replace(target=torch.arange(13.0))
     seen = []
-    loss = learner._loss
+    gradient = learner._gradient
 
-    def watched(part, old_scale):
-        seen.append(part.target.tolist())
-        return loss(part, old_scale)
+    def watched(rows, old_scale):
+        seen.append(rows.target.tolist())
+        return gradient(rows, old_scale)
 
-    monkeypatch.setattr(learner, "_loss", watched)
+    monkeypatch.setattr(learner, "_gradient", watched)
     learner.update(batch, 0)
     epochs = [[row for part in seen[i : i + 4] for row in part] for i in (0, 4, 8)]
     assert len(seen) == 12
@@ -225,7 +178,8 @@ def test_critic_reads_its_own_group_and_its_final_observation():
 # -- the loss -------------------------------------------------------------------------------------------------------
 def test_loss_is_the_weighted_sum_of_its_parts():
     # One row before any step: ratio 1, so the policy loss is -A = -2; V = x = 3, target 5: error 4; the entropy of a
-    # standard normal is 1.41894: -2 + .5 * 4 - .1 * 1.41894 = -.141894
+    # standard normal is 1.41894. By the weight w of V = w x: .5 * 2 (3 - 5) * 3 = -6. By the policy's bias (the mean):
+    # -A (a - mean) / std^2 = 0; by log std: -A ((a - mean)^2 / std^2 - 1) - .1 = 1.9.
     learner = PPO(scalar_model(), dataclasses.replace(FIXED, value_coef=0.5, entropy_coef=0.1), 1, 0)
     rows = torch.ones(1)
     batch = Batch(
@@ -238,8 +192,11 @@ def test_loss_is_the_weighted_sum_of_its_parts():
         rows * 2.0,
         rows.bool(),
     )
-    loss, stats = learner._loss(batch, torch.ones(1))
-    assert float(loss.detach()) == pytest.approx(-0.1418939, abs=1e-5)
+    model, stats = learner.model, learner.update(batch, 0)
+    grads = [model.critic[0].weight.grad, model.actor[0].bias.grad, model.head.std_param.grad]
+    norm = float(stats["optim/grad_norm"])
+    assert norm == pytest.approx(math.sqrt(6.0**2 + 2.0**2 + 1.9**2), rel=1e-5), "and the critic's bias has -2"
+    assert [float(grad) * norm for grad in grads] == pytest.approx([-6.0, 0.0, 1.9], rel=1e-4), "clipped to a norm of 1"
     want = {
         "policy/kl": 0.0,
         "policy/loss": -2.0,
@@ -248,7 +205,7 @@ def test_loss_is_the_weighted_sum_of_its_parts():
         "policy/clip_share": 0.0,
         "policy/ratio_max_error": 0.0,
     }
-    assert {name: float(x) for name, x in stats.items()} == pytest.approx(want, abs=1e-5)
+    assert {name: float(stats[name]) for name in want} == pytest.approx(want, abs=1e-5)
 
 
 def test_value_loss_plain_and_clipped():
@@ -420,16 +377,15 @@ def test_kl_stop_is_for_the_rest_of_the_iteration(monkeypatch, high):
     # KLs fed by hand, bound .1: 0 .05 .5 0 0 0: two steps, none after that even though the KL is small again
     model = small_model()
     learner = PPO(model, dataclasses.replace(FIXED, epochs=3, minibatches=2, kl_stop=0.1), 1, 0)
-    kls, loss = iter([0.0, 0.05, high, 0.0, 0.0, 0.0]), learner._loss
+    kls, gradient = iter([0.0, 0.05, high, 0.0, 0.0, 0.0]), learner._gradient
 
-    def fed(part, old_scale):
-        value, stats = loss(part, old_scale)
-        return value, {**stats, "policy/kl": torch.tensor(next(kls))}
+    def fed(rows, old_scale):
+        return gradient(rows, old_scale)._replace(kl=torch.tensor(next(kls)))
 
-    monkeypatch.setattr(learner, "_loss", fed)
+    monkeypatch.setattr(learner, "_gradient", fed)
     learner.update(batch_for(model, 16), 0)
     assert float(learner.optimizer.count) == 2
-    monkeypatch.setattr(learner, "_loss", loss)
+    monkeypatch.setattr(learner, "_gradient", gradient)
     learner.update(batch_for(model, 16), 1)
     assert float(learner.optimizer.count) > 2, "the next iteration begins anew"
 

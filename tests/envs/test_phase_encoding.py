@@ -369,8 +369,8 @@ def test_the_penalty_is_of_the_net_that_the_critic_reads_with():
         assert penalty.item() == 0.0, "the critic reads no clock"
 
 
-def loss_of(phase_l2):
-    """(loss, statistics, penalty) of four rows that the model itself acted out."""
+def update_with(phase_l2):
+    """(metrics, gradient by the critic's first layer, that layer's weight) of four rows the model itself acted out."""
     env = counter(4)
     torch.manual_seed(1)
     model = ActorCritic(env.spec, ModelConfig((4,), (4,)), phase_l2)
@@ -378,18 +378,21 @@ def loss_of(phase_l2):
     with torch.no_grad():
         taken = model.act(obs, torch.Generator().manual_seed(0))
     batch = Batch(obs, taken.raw, taken.log_prob, taken.params, ones, ones, ones, ones.bool())
-    loss, stats = PPO(model, PPOConfig(), 1, seed=0)._loss(batch, model.head.scale().detach())
-    return loss.item(), stats, model.phase_penalty().item()
+    weight = model.critic[0].weight.detach().clone()
+    config = PPOConfig(epochs=1, minibatches=1, schedule="fixed", max_grad_norm=1e9)
+    metrics = PPO(model, config, 1, seed=0).update(batch, 0)
+    return metrics, model.critic[0].weight.grad, weight, model.phase_places
 
 
 def test_the_loss_has_it_where_it_is_asked_for():
-    plain, plain_stats, penalty = loss_of(0.0)
-    loss, stats, same = loss_of(0.5)
-    assert penalty == same > 0.0
-    assert loss - plain == pytest.approx(0.5 * penalty, rel=1e-4)
-    assert stats.keys() - plain_stats.keys() == {"critic/phase_penalty"}
-    assert float(stats["critic/phase_penalty"]) == pytest.approx(penalty), "the sum of squares, not yet weighted"
-    assert next(iter(stats)) == "policy/kl"
+    plain, plain_grad, weight, (place,) = update_with(0.0)
+    metrics, grad, same, _ = update_with(0.5)
+    assert torch.equal(weight, same)
+    assert metrics.keys() - plain.keys() == {"critic/phase_penalty"}
+    assert float(metrics["critic/phase_penalty"]) == pytest.approx(float(weight[:, place].square().sum()), rel=1e-5)
+    want = torch.zeros_like(weight)
+    want[:, place] = 2 * 0.5 * weight[:, place]
+    torch.testing.assert_close(grad - plain_grad, want)
 
 
 # -- in a run -------------------------------------------------------------------------------------------------------

@@ -25,6 +25,10 @@ STD = torch.tensor([0.5, 1.3, 0.2])
 RAW = torch.tensor([[0.1, -2.0, 2.1], [1.5, 0.4, -0.6]])
 
 
+def draw(head, params, generator):
+    return head.sample(params, head.scale(), head.noise(params, generator))
+
+
 def head_of(kind, spec=BOUNDS, init_std=1.0, floor=0.01, form="log"):
     return make_head(spec, kind, init_std, floor, form)
 
@@ -77,7 +81,7 @@ def test_std_starts_where_it_was_told_and_never_falls_below_its_floor(form):
     head.project()
     assert head.scale().tolist() == pytest.approx([0.2] * 3)
     assert torch.isfinite(head.log_prob(MEAN, head.scale(), RAW)).all()
-    sample = head.sample(torch.zeros(4000, 3), torch.Generator().manual_seed(0))
+    sample = draw(head, torch.zeros(4000, 3), torch.Generator().manual_seed(0))
     assert float(sample.detach().std()) == pytest.approx(0.2, rel=0.05)
     # At the floor it can still learn to grow
     head.scale().sum().backward()
@@ -89,7 +93,7 @@ def test_environment_gets_the_clipped_action_and_the_raw_one_keeps_its_log_prob(
     head = head_of("gaussian", Box(2, -0.1, 0.1))
     params = torch.zeros(1000, 2)
     with torch.no_grad():
-        raw = head.sample(params, torch.Generator().manual_seed(0))
+        raw = draw(head, params, torch.Generator().manual_seed(0))
         sent = head.to_env(raw)
     assert float(raw.abs().max()) > 1.0
     assert float(sent.abs().max()) == pytest.approx(0.1)
@@ -109,7 +113,7 @@ def test_unbounded_sides_are_not_clipped():
 
 def test_gaussian_samples_have_their_mean_and_std():
     head = head_of("gaussian", Box(2), init_std=0.5)
-    sample = head.sample(torch.tensor([1.0, -3.0]).expand(20_000, 2), torch.Generator().manual_seed(1))
+    sample = draw(head, torch.tensor([1.0, -3.0]).expand(20_000, 2), torch.Generator().manual_seed(1))
     # standard errors: .5 / sqrt(20000) = .0035 of the mean, .0025 of the std
     torch.testing.assert_close(sample.mean(0), torch.tensor([1.0, -3.0]), rtol=0, atol=0.015)
     torch.testing.assert_close(sample.std(0), torch.tensor([0.5, 0.5]), rtol=0, atol=0.012)
@@ -183,7 +187,7 @@ def test_categorical_equals_torchs():
 def test_categorical_samples_come_as_often_as_they_should():
     head = CategoricalHead(Discrete(3))
     logits = torch.log(torch.tensor([0.7, 0.2, 0.1])) + 5.0
-    drawn = head.sample(logits.expand(30_000, 3), torch.Generator().manual_seed(0))
+    drawn = draw(head, logits.expand(30_000, 3), torch.Generator().manual_seed(0))
     assert drawn.dtype == torch.int64
     share = torch.bincount(drawn, minlength=3) / 30_000
     # standard errors below .0027
@@ -199,7 +203,7 @@ def test_shapes_for_any_leading_shape(kind, spec, size):
     assert head.num_params == size
     for lead in ((), (5,), (2, 5)):
         params = torch.zeros(*lead, size)
-        raw = head.sample(params, torch.Generator().manual_seed(0))
+        raw = draw(head, params, torch.Generator().manual_seed(0))
         assert raw.shape == head.to_env(raw).shape == head.mode(params).shape
         for x in (
             head.log_prob(params, head.scale(), raw),
@@ -214,7 +218,7 @@ def test_shapes_for_any_leading_shape(kind, spec, size):
 def test_finite_for_huge_parameters_and_gradients_too(kind, spec, size):
     head = head_of(kind, spec)
     params = (torch.tensor([[1.0, -1.0, 0.5], [-1.0, 1.0, 1.0]]) * size).requires_grad_()
-    raw = head.sample(params.detach(), torch.Generator().manual_seed(0))
+    raw = draw(head, params.detach(), torch.Generator().manual_seed(0))
     out = head.log_prob(params, head.scale(), raw).sum() + head.entropy(params, head.scale()).sum()
     out = out + head.kl(params.detach() * 0, head.scale().detach(), params, head.scale()).sum()
     assert torch.isfinite(out)
@@ -228,9 +232,9 @@ def test_finite_for_huge_parameters_and_gradients_too(kind, spec, size):
 def test_the_same_generator_state_draws_the_same_actions(kind, spec):
     head = head_of(kind, spec)
     params = torch.zeros(50, 3)
-    one, two = (head.sample(params, torch.Generator().manual_seed(3)) for _ in range(2))
+    one, two = (draw(head, params, torch.Generator().manual_seed(3)) for _ in range(2))
     assert torch.equal(one, two)
-    assert not torch.equal(one, head.sample(params, torch.Generator().manual_seed(4)))
+    assert not torch.equal(one, draw(head, params, torch.Generator().manual_seed(4)))
 
 
 def test_make_head_picks_by_the_action():

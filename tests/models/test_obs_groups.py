@@ -67,7 +67,7 @@ def test_training_and_acting_see_the_same():
             model = model_of(ModelConfig((5,), (5,), shared_trunk=shared, name="cnn", cnn=CNN.cnn), shapes)
             obs = obs_of(model)
             seen = model.evaluate(model.normalize(obs), torch.zeros(4, 2))
-            torch.testing.assert_close(seen.params, model.head.mode(model._params(model.normalize(obs))))
+            torch.testing.assert_close(seen.params, model.head.mode(model.params(model.normalize(obs))))
             torch.testing.assert_close(model.denormalize_value(seen.value), model.value(obs))
 
 

@@ -67,6 +67,9 @@ class NativeEnv(VecEnv):
     def elapsed_steps(self) -> Tensor:
         return self._elapsed.clone()
 
+    def read_clocks(self) -> Tuple[Tensor, Tensor]:
+        return self._elapsed, self._elapsed
+
     def reset(self, env_mask: Optional[Tensor] = None) -> Obs:
         mask = check_mask(env_mask, self.num_envs, self.device)
         fresh = self._start()
@@ -92,7 +95,7 @@ class NativeEnv(VecEnv):
         if self.manual_reset:
             self._waiting = self._waiting | done
         else:
-            obs = self.reset(done)
+            obs, info["reset"] = self.reset(done), done
         return Step(obs, reward, terminated, truncated, final_obs, live, info)
 
     def set_manual_reset(self, manual: bool) -> None:
